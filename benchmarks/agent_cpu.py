@@ -44,7 +44,7 @@ def _measure_recording():
         yield _measure("recording after that", *recording, warm_s=EVERYTHING_S)
 
 
-def _measure(says, *options, warm_s=WARM_S):
+def _measure(description, *options, warm_s=WARM_S):
     """One trace; its CPU between the warm-up and the end, from /proc."""
     from ingero.sim.runner import SimSettings, Simulation
 
@@ -64,7 +64,7 @@ def _measure(says, *options, warm_s=WARM_S):
     launches = next((line.split()[1] for line in table.splitlines() if "cudaLaunch" in line), "0")
     seconds = warm_s + MEASURED_S
     return (
-        f"   {says}: {100 * share:.2f} % of a core (bar {BAR_PCT}) at about"
+        f"   {description}: {100 * share:.2f} % of a core (bar {BAR_PCT}) at about"
         f" {int(launches) / seconds:.0f} launches/s; {peak}"
     )
 

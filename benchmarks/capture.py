@@ -34,11 +34,11 @@ def run():
     if os.geteuid():
         yield "   not measured: probes need root"
         return
-    for says, *job in JOBS:
-        yield from _compare(says, job)
+    for description, *job in JOBS:
+        yield from _compare(description, job)
 
 
-def _compare(says, job):
+def _compare(description, job):
     job = [sys.executable, "-c", _JOB, json.dumps(job)]
     bare, traced, seen = [], [], []
     for _ in range(ROUNDS):
@@ -54,7 +54,7 @@ def _compare(says, job):
     cpu_s, peak_mib, n_calls, n_rows, n_bytes = (
         statistics.median(values) for values in zip(*seen, strict=True)
     )
-    yield f"   {says}: {statistics.median(bare) / 1e9:.2f} s alone"
+    yield f"   {description}: {statistics.median(bare) / 1e9:.2f} s alone"
     yield (
         f"     × {statistics.median(ratios):.4f} traced ({min(ratios):.4f} to {max(ratios):.4f} over {ROUNDS} pairs; bar {BAR})"
     )

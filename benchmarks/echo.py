@@ -274,8 +274,8 @@ def run():
             yield f"{N_POINTS:,} points in {time.monotonic() - began:.0f} s, file {size} MiB, RSS {rss_mib()} MiB"
             for tool, p50, p95 in ask_all(echo):
                 yield f"  {tool:40} p50 {p50:7.1f} ms  p95 {p95:7.1f} ms"
-            for says, statement in STATEMENTS.items():
+            for description, statement in STATEMENTS.items():
                 n_rows, p50, p95 = ask_sql(echo, statement)
-                yield f"tenant SQL {says}, {n_rows:,} rows: p50 {p50:.0f} ms, p95 {p95:.0f} ms"
+                yield f"tenant SQL {description}, {n_rows:,} rows: p50 {p50:.0f} ms, p95 {p95:.0f} ms"
             seconds, size = back_up_beside(echo, folder)
             yield f"backup while serving: {size} MiB in {seconds:.1f} s; RSS {rss_mib()} MiB"

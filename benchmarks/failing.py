@@ -40,13 +40,13 @@ def run():
         yield "   not measured: probes and a small disk need root"
         return
     try:
-        for says, steps, device in SHAPES:
-            yield from _compare(says, steps, device)
+        for description, steps, device in SHAPES:
+            yield from _compare(description, steps, device)
     except UnsupportedError as error:
         yield f"   not measured: {error.message}"
 
 
-def _compare(says, steps, device):
+def _compare(description, steps, device):
     _measure(steps // 4, device)
     bare_ns, beside_ns, notes = [], {name: [] for name, _, _ in AGENTS}, {}
     for _ in range(ROUNDS):
@@ -55,7 +55,7 @@ def _compare(says, steps, device):
             with _open_agent(fails=fails, options=options) as told:
                 beside_ns[name].append(_measure(steps, device))
             notes[name] = told[-1]
-    yield f"   {says}: {statistics.median(bare_ns) / steps / 1e6:.3f} ms bare"
+    yield f"   {description}: {statistics.median(bare_ns) / steps / 1e6:.3f} ms bare"
     for name, times_ns in beside_ns.items():
         ratios = [beside / bare for beside, bare in zip(times_ns, bare_ns, strict=True)]
         spread = f"{min(ratios):.4f} to {max(ratios):.4f}"

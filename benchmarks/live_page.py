@@ -145,7 +145,10 @@ def run():
         return
     yield f"{'page, ' + str(WATCH_MS // 1000) + ' s':<34} frames  p99 (ms)  longest  over 50 ms  longest task  updates"
     yield "then by the trace: longest task by clock / by processor, and of each late frame (time in tasks, with a processor)"
-    for interval, says in (("5s", "a column each 5 s"), ("100ms", "600 columns, all redrawn")):
+    for interval, description in (
+        ("5s", "a column each 5 s"),
+        ("100ms", "600 columns, all redrawn"),
+    ):
         config = build_fleet_config({"max_expected_nodes": 2 * N_RANKS})
         config["extensions"]["ingero_threshold"]["live_interval"] = interval
         config["receivers"]["otlp"]["protocols"]["http"]["max_request_body_size"] = "8MiB"
@@ -161,7 +164,9 @@ def run():
                     time.sleep(N_COLUMNS * 0.1 + 5)
                 yield describe("an empty page beside the same Fleet", watch(browser, "about:blank"))
                 link = f"{admin}/live#cluster=big&measure=score"
-                yield describe(f"10 000 ranks, {says}", watch(browser, link, "#rows:not(:empty)"))
+                yield describe(
+                    f"10 000 ranks, {description}", watch(browser, link, "#rows:not(:empty)")
+                )
             finally:
                 is_over.set()
                 pushing.join()

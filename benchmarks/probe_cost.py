@@ -50,7 +50,7 @@ def _compare_ways():
         bare.append(_measure())
         for mode, measured in runs.items():
             measured.append(_measure_probed(Engine, EngineSettings, _attach, probe_mode=mode))
-    for name, says, calls in (
+    for name, description, calls in (
         ("record_ns", "entry only (cudaEventRecord, with the driver call inside)", 1),
         ("launch_ns", "entry and return, of the runtime and of the driver call inside", 2),
     ):
@@ -58,7 +58,7 @@ def _compare_ways():
         for mode, measured in runs.items():
             after = statistics.median(account[name] for _, account in measured)
             yield (
-                f"   {mode}: {says}: {before:.0f} → {after:.0f} ns, {(after - before) / calls:.0f} ns per probed call,"
+                f"   {mode}: {description}: {before:.0f} → {after:.0f} ns, {(after - before) / calls:.0f} ns per probed call,"
                 f" {after / before:.0f} × the bare call"
             )
     for mode, measured in runs.items():

@@ -49,13 +49,13 @@ def describe(result, twin):
     if "failed" in result:
         return f"FAILED: {result['failed'].strip().splitlines()[-1]}"
     cause = (result["diagnosis"] or {}).get("cause")
-    says = (
+    description = (
         f"culprits {result['culprits']}, {cause}; drained {', '.join(result['drained']) or 'none'}"
     )
-    says += f"; {'finished' if result['finished'] else 'NOT FINISHED'}; saved {result['saved_gpu_seconds']} GPU s"
+    description += f"; {'finished' if result['finished'] else 'NOT FINISHED'}; saved {result['saved_gpu_seconds']} GPU s"
     if twin:
-        says += f"; {twin}: estimate off by {result['twins'][twin]['off_by_percent']} %"
-    return says
+        description += f"; {twin}: estimate off by {result['twins'][twin]['off_by_percent']} %"
+    return description
 
 
 def run():

@@ -102,7 +102,9 @@ def _list_agent() -> Iterator[Shown]:
         ("--inference", iter_inference_series(InferenceWatch(InferenceSettings(), lambda _: None))),
         ("--inference", _iter_engines()),
     ):
-        yield from (Shown(one.prometheus_name, _name_kind(one), one.says, by) for one in series)
+        yield from (
+            Shown(one.prometheus_name, _name_kind(one), one.description, by) for one in series
+        )
 
 
 def _name_kind(series: Series) -> str:
@@ -171,4 +173,4 @@ def _list_remediator() -> Iterator[Shown]:
 
 
 def _read_page(text: str) -> Iterator[Shown]:
-    return (Shown(name, kind, says) for name, says, kind in _HELP.findall(text))
+    return (Shown(name, kind, description) for name, description, kind in _HELP.findall(text))

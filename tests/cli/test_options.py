@@ -81,13 +81,13 @@ def test_help_shows_a_default_that_is_not_empty_and_only_what_a_group_chose():
 
 
 @pytest.mark.parametrize(
-    ("given", "says"),
+    ("given", "description"),
     [((), "Missing option '--name'"), (("--name", "n", "--pause", "5"), "--pause")],
 )
-def test_what_is_missing_or_wrong_is_named(given, says):
+def test_what_is_missing_or_wrong_is_named(given, description):
     done, *taken = run(*given, "x")
     assert (done.exit_code, taken) == (2, [])
-    assert says in done.output
+    assert description in done.output
 
 
 def test_the_defaults_of_fleet_push_are_those_of_its_configuration():

@@ -75,19 +75,19 @@ def test_no_two_keys_share_a_variable_and_none_is_one_that_kubernetes_sets_for_a
 
 
 @pytest.mark.parametrize(
-    ("args", "environ", "says"),
+    ("args", "environ", "description"),
     [
         ((), {}, 7),
         ((), {"INGERO_FLEET_PUSH_INTERVAL": "8s"}, 8),
         (("--fleet-push-interval", "9s"), {"INGERO_FLEET_PUSH_INTERVAL": "8s"}, 9),
     ],
 )
-def test_a_flag_wins_over_the_variable_and_that_over_the_file(tmp_path, args, environ, says):
+def test_a_flag_wins_over_the_variable_and_that_over_the_file(tmp_path, args, environ, description):
     file = write(tmp_path, "fleet: {endpoint: 'https://f:4318', cluster_id: c, push_interval: 7s}")
     for name in CONFIGS:
         config = take(name, "--config", file, *args, environ=environ)
         push = config.fleet if name == "trace" else config.push
-        assert push.fleet_push_interval == says * NS_PER_S
+        assert push.fleet_push_interval == description * NS_PER_S
         assert (push.fleet_endpoint, push.fleet_cluster_id) == ("https://f:4318", "c")
 
 

@@ -142,8 +142,8 @@ def _batch(signal):
 def test_c1_c2_factory_is_unique_and_says_what_it_is(factory):
     assert [(one.kind, one.type) for one in FACTORIES].count((factory.kind, factory.type)) == 1
     assert re.fullmatch(r"[a-z][a-z0-9_]*", factory.type)
-    assert factory.says.endswith(".")
-    assert len(factory.says) <= 120
+    assert factory.description.endswith(".")
+    assert len(factory.description) <= 120
     assert factory.signals
 
 

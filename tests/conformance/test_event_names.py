@@ -50,6 +50,6 @@ def test_each_module_that_owns_an_event_spells_its_name():
 def test_the_specification_of_an_event_names_all_of_its_attributes():
     missing = []
     for event, text in _places():
-        says = (TOP / "docs" / "specs" / f"{event.rpartition('.')[2]}.md").read_text()
-        missing += [] if f"`{text}`" in says else [text]
+        description = (TOP / "docs" / "specs" / f"{event.rpartition('.')[2]}.md").read_text()
+        missing += [] if f"`{text}`" in description else [text]
     assert not missing

@@ -164,7 +164,7 @@ def test_an_action_just_before_the_jobs_end_costs_more_than_it_saves():
 def test_what_is_not_known_is_said_and_no_number_stands_for_it():
     facts = record(JobPlan(acted_s=180.0))
     assert estimate_savings(facts).saved_gpu_s is not None
-    for gone, says in (
+    for gone, description in (
         ({"after": ()}, "no operation of the job is known after the action"),
         ({"before": ()}, "0 operations of the culprit are known"),
         ({"job": JobExtent(frozenset(), None)}, "the GPUs of the job are not known"),
@@ -172,7 +172,7 @@ def test_what_is_not_known_is_said_and_no_number_stands_for_it():
         ({"after": [replace(one, comm="other", nodes=frozenset({"far"})) for one in facts.after]}, "no operation of the job"),
     ):  # fmt: skip
         found = estimate_savings(replace(facts, **gone))
-        assert found.unknown.startswith(says)
+        assert found.unknown.startswith(description)
         assert (found.saved_gpu_s, found.would_have_lost_gpu_s, found.amount) == (None, None, None)
         assert found.lost_gpu_s > 0, "what was charged stays known"
     unpaid = [one._replace(amount=None) for one in facts.charges]

@@ -229,7 +229,7 @@ def test_two_agents_never_fight_over_one_socket(collector, tmp_path, start):
 
 
 @pytest.mark.parametrize(
-    ("args", "says"),
+    ("args", "description"),
     [
         (["--stub", "--fleet-timeout=20s", "--fleet-node-rank=3"],
          ["--fleet-timeout: must not be longer", "--fleet-node-rank: must be below"]),
@@ -245,11 +245,11 @@ def test_two_agents_never_fight_over_one_socket(collector, tmp_path, start):
          ["is not a duration", "'x' is not a valid integer", "'udp' is not one of"]),
     ],
 )  # fmt: skip
-def test_wrong_options_are_told_all_at_once(collector, tmp_path, start, args, says):
+def test_wrong_options_are_told_all_at_once(collector, tmp_path, start, args, description):
     process = start("ingero", *agent_args(collector, tmp_path), *args)
     _, errors = process.communicate(timeout=WAIT_S)
     assert process.returncode == 2
-    for text in says:
+    for text in description:
         assert text in errors
 
 

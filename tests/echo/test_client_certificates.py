@@ -160,15 +160,15 @@ def test_an_expired_entry_is_nobody():
 
 
 @pytest.mark.parametrize(
-    ("entry", "says"),
+    ("entry", "description"),
     [
         ("certificate: a, token: aaaaaaaaaaaaaaaaa, allowed_clusters: [c]", "beside a certificate"),
         ("certificate: '', allowed_clusters: [c]", "certificate"),
         ("allowed_clusters: [c]", "token"),
     ],
 )
-def test_an_entry_has_a_token_or_a_certificate(entry, says):
-    with pytest.raises(ConfigError, match=says):
+def test_an_entry_has_a_token_or_a_certificate(entry, description):
+    with pytest.raises(ConfigError, match=description):
         parse_acl(f"- {{key_name: a, {entry}}}", "f")
     (good,) = parse_acl("- {key_name: a, certificate: spiffe://x/y, allowed_clusters: [c]}", "f")
     assert (good.certificate, good.token) == ("spiffe://x/y", "")

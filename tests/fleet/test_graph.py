@@ -80,7 +80,7 @@ class Kit:
 
     @property
     def factories(self):
-        facts = {"config": Empty, "says": "A probe."}
+        facts = {"config": Empty, "description": "A probe."}
         return (
             ReceiverFactory(type="r", create=self._receiver, **facts),
             ProcessorFactory(type="p", create=lambda one, config, signal, following: self._probe(one, following), **facts),

@@ -52,18 +52,18 @@ class Keeps:
 
 
 @pytest.mark.parametrize(
-    ("take", "says"),
+    ("take", "description"),
     [
         (fails_on_a_high_byte, "KeyError"),
         (never_ends_on_a_zero, "processor time"),
         (Keeps(), "grew by"),
     ],
 )
-def test_a_planted_fault_is_found(take, says):
+def test_a_planted_fault_is_found(take, description):
     outcome = run(
         Target("planted", (b"abcdefgh" * 4,), take, (ValueError,)), 1500, 1, lambda body: None
     )
-    assert says in outcome.broken[1]
+    assert description in outcome.broken[1]
 
 
 def test_an_error_that_a_decoder_documents_is_no_fault():

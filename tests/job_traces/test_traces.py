@@ -199,17 +199,17 @@ def test_rows_of_unknown_kind_or_without_a_duration_are_left_out_and_counted():
 
 
 @pytest.mark.parametrize(
-    ("content", "says"),
+    ("content", "description"),
     [
         (b"", "not a trace of a known format"),
         (b"hello, world", "not a trace of a known format"),
         (b"PAR1 and then nothing", "cannot be read as Parquet"),
     ],
 )
-def test_foreign_and_truncated_files_are_refused_with_the_reason(tmp_path, content, says):
+def test_foreign_and_truncated_files_are_refused_with_the_reason(tmp_path, content, description):
     path = tmp_path / "x.parquet"
     path.write_bytes(content)
-    with pytest.raises(BadDataError, match=says):
+    with pytest.raises(BadDataError, match=description):
         read_trace(path)
 
 

@@ -241,7 +241,7 @@ class TestRefusals:
 
 class TestPolicy:
     @pytest.mark.parametrize(
-        ("text", "says"),
+        ("text", "description"),
         [
             ("{base_url: 'http://remedy.example', key_file: k}", "should be https"),
             ("{base_url: 'https://r.example/?a=b', key_file: k}", "should have no query"),
@@ -251,8 +251,8 @@ class TestPolicy:
             ("{base_url: 'https://r.example'}", "key_file"),
         ],
     )
-    def test_a_link_that_could_not_be_trusted_is_refused(self, text, says):
-        with pytest.raises(ConfigError, match=says):
+    def test_a_link_that_could_not_be_trusted_is_refused(self, text, description):
+        with pytest.raises(ConfigError, match=description):
             build_policy(parse_document(f"action: {{slurm: {{}}}}\napproval: {{link: {text}}}\n"))
 
     def test_a_key_that_others_may_read_is_refused_before_anything_starts(self, tmp_path, capsys):
@@ -265,7 +265,7 @@ class TestPolicy:
         assert f"chmod 600 {key}" in said
 
     @pytest.mark.parametrize(
-        ("action", "says"),
+        ("action", "description"),
         [
             ("slurm: {requeue: true}", "its jobs that allow it are requeued"),
             (
@@ -281,9 +281,9 @@ class TestPolicy:
             ("webhook: {url: 'https://w.example/x', secret_file: s}", "webhook at w.example"),
         ],
     )  # fmt: skip
-    def test_what_would_be_done_is_said_of_every_action(self, action, says):
+    def test_what_would_be_done_is_said_of_every_action(self, action, description):
         policy = build_policy(parse_document(f"action: {{{action}}}\n"))
-        assert says in describe_effect(policy.action, "n2")
+        assert description in describe_effect(policy.action, "n2")
 
 
 def test_the_journal_shows_the_links_of_what_waits_to_those_who_may_read_the_key(asked, capsys):

@@ -48,7 +48,7 @@ def read_tests(site):
     return site.journal.pair_tests.read()
 
 
-def says(site):
+def description(site):
     (finding,) = site.journal.findings()
     (clause,) = [one for one in finding.clauses if one["clause"] == "confirm.pair_test"]
     return clause["says"]
@@ -109,11 +109,11 @@ def test_a_node_is_tested_once_nothing_else_stops_and_acted_on_when_it_is_confir
     assert (record.state, record.suspect, record.peer) == (PairTestState.SUBMITTED, "n2", "n1")
     assert site.drained == set()
     site.poll(1, ["n2"])
-    assert says(site) == f"tests n2 against n1 as {record.test_id}: job 1"
+    assert description(site) == f"tests n2 against n1 as {record.test_id}: job 1"
     site.poll(1, ["n2"])
     assert (site.drained, site.states()) == ({"n2"}, ["done"])
     assert (
-        says(site)
+        description(site)
         == "confirms: n2 takes 2.00 times as long as n1 (1.94 to 2.06), 0 ns ago, wanted 1.10"
     )
     assert site.remediator.counts.n_tests == {PairOutcome.CONFIRMS: 1}
@@ -129,7 +129,7 @@ def test_a_contradicted_node_is_left_alone_until_the_test_is_old_and_then_met_by
     site.slurm.slow = set()
     site.poll(10, ["n2"])
     assert [one.outcome for one in read_tests(site)] == [PairOutcome.CONTRADICTS]
-    assert says(site).startswith("contradicts: n2 takes 1.00 times as long as n1")
+    assert description(site).startswith("contradicts: n2 takes 1.00 times as long as n1")
     site.poll(100, ["n2"])
     assert len(read_tests(site)) == 1
     site.clock.advance(3600 * NS_PER_S)
@@ -269,7 +269,7 @@ def test_dry_run_runs_no_test_and_says_so(start):
     site = start(mode="dry-run")
     ruling = site.poll(5, ["n2"]).rulings[0]
     assert ruling.is_allowed
-    assert says(site) == "not tested yet; dry-run runs no test"
+    assert description(site) == "not tested yet; dry-run runs no test"
     assert (site.slurm.submitted, read_tests(site)) == ([], ())
 
 
@@ -377,11 +377,11 @@ class TestSlurm:
 
 
 def test_a_pair_test_is_for_slurm_and_the_health_check_for_who_listens():
-    for text, says in (
+    for text, description in (
         (f"action: {{command: {{drain: [a], undo: [b]}}}}\n{CONFIRM}", "is there for action.slurm only"),
         ("action: {slurm: {drained_by: health-check}}\n", "needs listen, which nodes ask"),
     ):  # fmt: skip
-        with pytest.raises(ConfigError, match=says):
+        with pytest.raises(ConfigError, match=description):
             build_policy(parse_document(text))
 
 

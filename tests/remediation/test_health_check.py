@@ -95,14 +95,14 @@ class TestOrders:
         assert order(told) == f"undrain {action.action_id}"
 
     @pytest.mark.parametrize(
-        ("mode", "says"),
+        ("mode", "description"),
         [("dry-run", "would be drained: culprit rank 0"), ("ask", "waits for approval: culprit rank 0")],
     )  # fmt: skip
-    def test_other_modes_report_alone(self, tmp_path, mode, says):
+    def test_other_modes_report_alone(self, tmp_path, mode, description):
         site = Site(tmp_path / "journal.db", build_told(mode))
         site.poll(5, ["n2"])
         assert order(site).startswith("report ")
-        assert says in order(site)
+        assert description in order(site)
 
     def test_who_drains_by_itself_has_nodes_report_alone(self, site):
         site.slurm.answer = SchedulerAnswer.LOST
@@ -111,9 +111,9 @@ class TestOrders:
 
 
 @contextmanager
-def serve(says, site=None):
+def serve(description, site=None):
     """A remediator's page that tells every node this."""
-    page = RemediatorPage(None, Path(), None, lambda _: says)
+    page = RemediatorPage(None, Path(), None, lambda _: description)
     with serve_metrics(page, "127.0.0.1:0", "listen") as bound:
         yield f"http://{bound}"
 
@@ -171,9 +171,11 @@ class TestProgram:
             done, asked, _ = check(url)
         assert (done.stdout, done.returncode, asked) == ("", 0, [])
 
-    @pytest.mark.parametrize("says", ["drain somebody else's reason", "shutdown now", "undrain"])
-    def test_what_no_remediator_says_is_not_done(self, check, says):
-        with serve(says) as url:
+    @pytest.mark.parametrize(
+        "description", ["drain somebody else's reason", "shutdown now", "undrain"]
+    )
+    def test_what_no_remediator_says_is_not_done(self, check, description):
+        with serve(description) as url:
             done, asked, _ = check(url)
         assert not any("update" in one for one in asked)
         assert (done.returncode, done.stdout == "") == (0, False)

@@ -163,7 +163,7 @@ def test_what_is_answered_or_over_is_not_sent(asked, files, receiver):
 
 
 @pytest.mark.parametrize(
-    ("destination", "says"),
+    ("destination", "description"),
     [
         ("[{label: bob, slack: {webhook_url_file: f}}]", "'bob' is none of labels"),
         ("[{label: ana}]", "needs slack or webhook"),
@@ -171,17 +171,17 @@ def test_what_is_answered_or_over_is_not_sent(asked, files, receiver):
         ("[{label: ana, webhook: {url: 'http://hooks.example/x', secret_file: s}}]", "should be https"),
     ],
 )  # fmt: skip
-def test_a_receiver_that_is_none_is_refused(destination, says):
-    with pytest.raises(ConfigError, match=says):
+def test_a_receiver_that_is_none_is_refused(destination, description):
+    with pytest.raises(ConfigError, match=description):
         build_policy(parse_document(LINK.format(base=BASE, key="k", send=destination)))
 
 
 @pytest.mark.parametrize(
-    ("text", "mode", "says"),
+    ("text", "mode", "description"),
     [("https://h/x", 0o644, "read by others"), ("", 0o600, "is empty")],
 )
 def test_an_address_that_is_no_secret_is_refused_before_anything_starts(
-    tmp_path, capsys, text, mode, says
+    tmp_path, capsys, text, mode, description
 ):
     slack, policy = tmp_path / "slack", tmp_path / "policy.yaml"
     slack.write_text(text)
@@ -191,4 +191,4 @@ def test_an_address_that_is_no_secret_is_refused_before_anything_starts(
     assert run_program(cli, ["validate", str(policy)]) == 2
     said = capsys.readouterr().err
     assert f"approval.link.send.slack.webhook_url_file {slack}" in said
-    assert says in said
+    assert description in said

@@ -141,7 +141,7 @@ def test_an_answer_that_may_pass_is_tried_again_and_others_are_refusals(
 
 
 @pytest.mark.parametrize(
-    ("text", "mode", "says"),
+    ("text", "mode", "description"),
     [
         ("", 0o600, "is empty"),
         ("QUJD", 0o600, "shorter than 24"),
@@ -149,11 +149,11 @@ def test_an_answer_that_may_pass_is_tried_again_and_others_are_refusals(
         ("A" * 64, 0o640, "read by others"),
     ],
 )
-def test_a_secret_that_protects_nothing_is_refused(tmp_path, text, mode, says):
+def test_a_secret_that_protects_nothing_is_refused(tmp_path, text, mode, description):
     file = tmp_path / "s"
     file.write_text(text)
     file.chmod(mode)
-    with pytest.raises(ConfigError, match=says):
+    with pytest.raises(ConfigError, match=description):
         read_secret(str(file), "action.webhook.secret_file")
 
 

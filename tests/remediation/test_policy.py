@@ -86,7 +86,7 @@ def test_a_finding_below_a_limit_is_stopped_by_that_limit_alone(clause, changed)
 
 
 @pytest.mark.parametrize(
-    ("answered", "is_let", "says"),
+    ("answered", "is_let", "description"),
     [
         ({}, False, "its agent has not said why yet, wanted cpu-quota or blocked-io"),
         ({WORKER: ""}, False, "its agent says nothing, wanted cpu-quota or blocked-io"),
@@ -95,14 +95,14 @@ def test_a_finding_below_a_limit_is_stopped_by_that_limit_alone(clause, changed)
         ({WORKER: "blocked-io"}, True, "its agent says blocked-io"),
     ],
 )
-def test_a_policy_may_wait_for_a_cause_of_the_nodes_own(answered, is_let, says):
+def test_a_policy_may_wait_for_a_cause_of_the_nodes_own(answered, is_let, description):
     config = build_config("", brakes="")
     wanted = config.findings.model_copy(update={"causes": ("cpu-quota", "blocked-io")})
     config = config.model_copy(update={"findings": wanted})
     ruling = rule(config, finding(), situation(clusters=reading(causes=answered)))
     assert stops(ruling) == (set() if is_let else {"findings.causes"})
     (clause,) = [one for one in ruling.clauses if one.clause == "findings.causes"]
-    assert says in clause.says
+    assert description in clause.description
 
 
 def test_a_policy_without_causes_does_not_ask_for_a_diagnosis():

@@ -27,7 +27,7 @@ def test_an_unknown_key_is_refused_with_its_line_and_the_nearest_name():
 
 
 @pytest.mark.parametrize(
-    ("text", "says"),
+    ("text", "description"),
     [
         ("mode: auto", "line 1: action: is required"),
         ("action: {}", "give exactly one of"),
@@ -39,5 +39,5 @@ def test_an_unknown_key_is_refused_with_its_line_and_the_nearest_name():
         ("action: {slurm: {}}\nfindings: {min_evidence: -1}", "greater than or equal to 0"),
     ],
 )
-def test_a_wrong_value_is_refused(text, says):
-    assert any(says in one for one in problems(text)), problems(text)
+def test_a_wrong_value_is_refused(text, description):
+    assert any(description in one for one in problems(text)), problems(text)

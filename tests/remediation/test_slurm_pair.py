@@ -77,7 +77,7 @@ def test_a_healthy_node_is_contradicted_and_left_alone(slurm, start_site):
     assert (ended.suspect, ended.peer) == ("h3", "h2")
     ruling = site.poll("h3").rulings[0]
     assert [one.clause for one in ruling.stops] == ["confirm.pair_test"]
-    assert ruling.stops[0].says.startswith("contradicts: h3 takes ")
+    assert ruling.stops[0].description.startswith("contradicts: h3 takes ")
     assert site.states() == []
     assert set(slurm.states().values()) == {"idle"}
 

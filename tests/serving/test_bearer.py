@@ -55,7 +55,7 @@ def test_the_acl_file_reads_as_yaml_and_as_json():
 
 
 @pytest.mark.parametrize(
-    ("text", "line", "says"),
+    ("text", "line", "description"),
     [
         (f"- key_name: one\n  token: {A}\n  allowed_clusters: []\n", 3, "empty"),
         (f"- key_name: one\n  token: {A}\n", 1, "missing"),
@@ -101,10 +101,10 @@ def test_the_acl_file_reads_as_yaml_and_as_json():
         ),
     ],
 )
-def test_a_wrong_acl_file_is_refused_with_the_line_and_without_a_token(text, line, says):
+def test_a_wrong_acl_file_is_refused_with_the_line_and_without_a_token(text, line, description):
     with pytest.raises(ConfigError) as raised:
         parse_acl(text, "acl.yaml")
-    assert any(says in p.message and p.line == line for p in raised.value.problems), str(
+    assert any(description in p.message and p.line == line for p in raised.value.problems), str(
         raised.value
     )
     assert A not in str(raised.value)
@@ -169,7 +169,7 @@ def test_grace_and_revocation_are_read_from_the_file():
 
 
 @pytest.mark.parametrize(
-    ("entry", "says"),
+    ("entry", "description"),
     [
         ("token: short, allowed_clusters: [c]", "shorter than 16"),
         (f"token: {A}, allowed_clusters: [c], grace: soon", "grace"),
@@ -178,8 +178,8 @@ def test_grace_and_revocation_are_read_from_the_file():
         (f"token: {A}, revoked: false", "allowed_clusters"),
     ],
 )
-def test_what_a_token_cannot_be_is_refused(entry, says):
-    with pytest.raises(ConfigError, match=says) as raised:
+def test_what_a_token_cannot_be_is_refused(entry, description):
+    with pytest.raises(ConfigError, match=description) as raised:
         parse_acl(f"- {{key_name: one, {entry}}}\n", "acl")
     assert A not in str(raised.value)
 

@@ -60,7 +60,7 @@ def test_a_line_of_the_existing_agents_clients_is_taken():
 
 
 @pytest.mark.parametrize(
-    ("line", "says"),
+    ("line", "description"),
     [
         ({"labels": {}}, "1 to 32 labels, not 0"),
         ({"labels": {str(i): "" for i in range(33)}}, "not 33"),
@@ -82,8 +82,8 @@ def test_a_line_of_the_existing_agents_clients_is_taken():
         ([], "not an annotation"),
     ],
 )
-def test_a_line_that_breaks_a_rule_says_which(line, says):
-    with pytest.raises(BadDataError, match=says):
+def test_a_line_that_breaks_a_rule_says_which(line, description):
+    with pytest.raises(BadDataError, match=description):
         decode_annotation(json.dumps(line).encode())
 
 

@@ -35,7 +35,10 @@ class Arguments:
 
     def warnings(self) -> list[str]:
         """One line per reason."""
-        return [f"{', '.join(names)}: no effect; {says}" for says, names in self.ignored.items()]
+        return [
+            f"{', '.join(names)}: no effect; {description}"
+            for description, names in self.ignored.items()
+        ]
 
 
 def modernise(program: click.Command, args: Sequence[str]) -> Arguments:
@@ -141,7 +144,7 @@ class _Reader:
 
     def _read_old(self, old: OldOption, name: str, value: str | None) -> None:
         if old.is_refused:
-            raise click.UsageError(f"{name} is not taken: {old.says}")
+            raise click.UsageError(f"{name} is not taken: {old.description}")
         if old.takes and value is None:
             if not self._rest:
                 raise click.UsageError(f"{name} needs a value: {old.takes}")
@@ -154,7 +157,7 @@ class _Reader:
         if old.does is not None:
             self._found.effects.append((old, value or ""))
         elif old.now is None:
-            self._found.ignored.setdefault(old.says, []).append(name)
+            self._found.ignored.setdefault(old.description, []).append(name)
 
 
 def _old_options(path: str) -> dict[str, OldOption]:

@@ -22,7 +22,7 @@ class OldOption:
     Attributes:
         where: The command that had it, and those below it: ``ingero trace``.
         names: As typed, separated by spaces.
-        says: What it means here, or why it has no effect and what to use instead; one line.
+        description: What it means here, or why it has no effect and what to use instead; one line.
         takes: What its value is; empty for a switch.
         now: What it becomes, with ``{}`` for its value.
         does: What it does besides; gets the value.
@@ -32,7 +32,7 @@ class OldOption:
 
     where: str
     names: str
-    says: str
+    description: str
     takes: str = ""
     now: tuple[str, ...] | None = None
     does: Callable[[str], None] | None = None

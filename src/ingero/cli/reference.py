@@ -74,7 +74,7 @@ def _introduce(factory: Factory) -> str:
         if factory.kind is not ComponentKind.EXTENSION
         else ""
     )
-    return f"{factory.says} Stability: {factory.stability.value}.{pipelines}"
+    return f"{factory.description} Stability: {factory.stability.value}.{pipelines}"
 
 
 def _key_table(model: type) -> Iterator[str]:
@@ -170,8 +170,8 @@ def write_agent_config() -> str:
             " ".join(f"`{name}`" for name in names) for names in (setting.flags, setting.variables)
         )
         users = ", ".join(f"`{command.name}`" for command, _ in setting.uses)
-        says = " ".join((setting.uses[0][1].help or "").split())
-        lines.append(f"| `{key}` | {flags} | {variables} | {users} | {_cell(says)} |")
+        description = " ".join((setting.uses[0][1].help or "").split())
+        lines.append(f"| `{key}` | {flags} | {variables} | {users} | {_cell(description)} |")
     lines += ["", "Keys of the existing agent that have no effect, which a warning says:", ""]
     lines += ["| key | instead |", "|---|---|"]
     lines += [f"| `{key}` | {_cell(instead)} |" for key, instead in OLD_KEYS.items()]
@@ -214,7 +214,7 @@ def _old_option_table() -> Iterator[str]:
     for old in (one for program in find_programs().values() for one in iter_old(program)):
         names = ", ".join(f"`{name}`" for name in old.names.split())
         effect = "" if old.has_effect else "Refused: " if old.is_refused else "No effect: "
-        yield f"| `{old.where}` | {names} | {_cell(effect + old.says)} |"
+        yield f"| `{old.where}` | {names} | {_cell(effect + old.description)} |"
     yield ""
 
 

@@ -235,8 +235,8 @@ class _Reader:
         if "certificate" in values:
             certificate = self._read_text(node, values, "certificate")
             if "token" in values:
-                says = "stands beside a certificate; which is meant?"
-                self._add_problem(values["token"], "token", says)
+                description = "stands beside a certificate; which is meant?"
+                self._add_problem(values["token"], "token", description)
         else:
             token = self._read_text(node, values, "token")
         is_revoked = self._read_flag(values.get("revoked"))

@@ -157,19 +157,19 @@ def write_commented(
     for name, info in model.model_fields.items():
         inside = find_model(info.annotation)
         given = values.get(name)
-        says = f"# {info.description}" if info.description else ""
+        comment = f"# {info.description}" if info.description else ""
         if inside is not None:
             is_set = name in values or not _is_empty(info)
             lead = indent if is_set else f"{indent}# "
-            yield f"{lead}{name}:  {says}"
+            yield f"{lead}{name}:  {comment}"
             nested = given if isinstance(given, Mapping) else {}
             yield from write_commented(inside, nested, f"{lead}  ")
         elif name in values:
-            yield f"{indent}{name}: {write_value(given)}  {says}"
+            yield f"{indent}{name}: {write_value(given)}  {comment}"
         else:
             default = _write_default(info)
             lead = indent if default else f"{indent}# "
-            yield f"{lead}{name}: {default}  {says}".rstrip()
+            yield f"{lead}{name}: {default}  {comment}".rstrip()
 
 
 def _is_empty(info: FieldInfo) -> bool:

@@ -290,12 +290,12 @@ class AdminRoute:
 
     Attributes:
         path: Below the admin root, such as ``/api/v1/admin/clusters``.
-        says: One line for the index.
+        description: One line for the index.
         read: Query parameters → a JSON-able answer. Raises BadDataError (400) or KeyError (404).
     """
 
     path: str
-    says: str
+    description: str
     read: Callable[[Mapping[str, str]], Any] = field(repr=False)
 
 

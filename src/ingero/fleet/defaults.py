@@ -56,7 +56,7 @@ def _lines(factories: Sequence[Factory]) -> Iterator[str]:
 
 def _component(factory: Factory, *, is_used: bool) -> Iterator[str]:
     lead = "  " if is_used else "  # "
-    yield f"\n{lead}{factory.type}:  # {factory.says}"
+    yield f"\n{lead}{factory.type}:  # {factory.description}"
     yield from write_commented(factory.config, factory.example, f"{lead}  ")
 
 

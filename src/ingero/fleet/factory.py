@@ -45,7 +45,7 @@ class ComponentFacts(Generic[ConfigT]):
     Attributes:
         type: The name in the configuration, before any ``/name``.
         config: The model of its settings; an empty mapping must be valid unless a setting has no sensible default.
-        says: One line for ``ingero-fleet components`` and the reference.
+        description: One line for ``ingero-fleet components`` and the reference.
         signals: Which pipeline types may name it; empty for extensions.
         stability: How far it may be relied on.
         metrics: Every instrument it makes; the reference and the conformance test read this.
@@ -56,7 +56,7 @@ class ComponentFacts(Generic[ConfigT]):
 
     type: str
     config: builtins.type[ConfigT]
-    says: str
+    description: str
     signals: frozenset[Signal] = ALL_SIGNALS
     stability: Stability = Stability.BETA
     metrics: tuple[MetricDeclaration, ...] = ()

@@ -46,12 +46,12 @@ class DeliveryState:
     def trouble(self) -> str:
         """What is wrong, in one line; empty while the destination takes data."""
         if self.away_s is not None:
-            says = f"its destination has taken nothing for {self.away_s} s"
+            description = f"its destination has taken nothing for {self.away_s} s"
         elif self.refused_s is not None:
-            says = f"its destination has refused everything for {self.refused_s} s"
+            description = f"its destination has refused everything for {self.refused_s} s"
         else:
             return ""
-        return f"{says}: {self.last_error}"
+        return f"{description}: {self.last_error}"
 
 
 class DeliveryView(Protocol):

@@ -14,13 +14,13 @@ class StoppedGroup:
     Attributes:
         name: Its name, the same on every member.
         ranks: Global ranks in the communicator's own order.
-        says: What the job calls it, such as ``TENSOR_MODEL_PARALLEL_GROUP``; may be empty.
+        description: What the job calls it, such as ``TENSOR_MODEL_PARALLEL_GROUP``; may be empty.
         is_whole: Whether ``ranks`` are all members. False where they were gathered from the ranks that used it.
     """
 
     name: str
     ranks: tuple[int, ...]
-    says: str = ""
+    description: str = ""
     is_whole: bool = True
 
 

@@ -73,12 +73,14 @@ def describe_effect(action: ActuatorConfig, target: str) -> str:
     if action.kubernetes is not None:
         return _describe_node(action.kubernetes, target)
     if action.kubernetes_device is not None:
-        says = {
+        description = {
             "None": "Nothing happens to pods; Kubernetes only says how many would be deleted.",
             "NoSchedule": "No new pod gets it; pods that use it go on.",
             "NoExecute": "No new pod gets it, and pods that use it and do not tolerate that are deleted.",
         }
-        return f"Kubernetes taints the device {target}. {says[action.kubernetes_device.effect]}"
+        return (
+            f"Kubernetes taints the device {target}. {description[action.kubernetes_device.effect]}"
+        )
     if action.nvsentinel is not None:
         stored = "NVSentinel keeps it and does nothing."
         rules = "NVSentinel does what its rules say, which may be a drain and a repair."
@@ -98,8 +100,8 @@ def _describe_node(config: KubernetesConfig, target: str) -> str:
         f"a condition {config.condition}" if config.condition else "",
     ]
     evicted = "Pods that do not tolerate the taint are evicted."
-    says = evicted if config.taint == "NoExecute" else "Pods that run there go on."
-    return f"Kubernetes' node {target} gets {', '.join(one for one in done if one)}. {says}"
+    description = evicted if config.taint == "NoExecute" else "Pods that run there go on."
+    return f"Kubernetes' node {target} gets {', '.join(one for one in done if one)}. {description}"
 
 
 def _write_facts(record: ActionRecord) -> str:

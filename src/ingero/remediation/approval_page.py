@@ -74,8 +74,10 @@ class ApprovalPage:
                 return self._answer(request)
             return self._show(request.path)
         except StoreError as error:
-            says = f"{escape(error.message)}; try again later."
-            return _refuse(HTTPStatus.SERVICE_UNAVAILABLE, "The journal does not answer", says)
+            description = f"{escape(error.message)}; try again later."
+            return _refuse(
+                HTTPStatus.SERVICE_UNAVAILABLE, "The journal does not answer", description
+            )
 
     def _show(self, path: str) -> HttpResponse:
         with Journal(self._journal, read_only=True) as journal:
@@ -99,14 +101,16 @@ class ApprovalPage:
             token, record = found
             here = self._signer.build_url(token)
             if not _is_own_form(request.headers, here):
-                says = "Open the link itself and answer there."
-                return _refuse(HTTPStatus.FORBIDDEN, "This answer came from another page", says)
+                description = "Open the link itself and answer there."
+                return _refuse(
+                    HTTPStatus.FORBIDDEN, "This answer came from another page", description
+                )
             if self._is_over(token):
                 return _refuse(HTTPStatus.GONE, "This link is over", "Nobody answered in time.")
             state = _read_answer(request.body)
             if state is None:
-                says = "The answer is <code>approve</code> or <code>reject</code>."
-                return _refuse(HTTPStatus.BAD_REQUEST, "This is no answer", says)
+                description = "The answer is <code>approve</code> or <code>reject</code>."
+                return _refuse(HTTPStatus.BAD_REQUEST, "This is no answer", description)
             if record.state is ActionState.PROPOSED:
                 note = f"a person {_SAYS[state]} by the link of {token.label}"
                 answered = replace(record, state=state, changed=self._read_now(), note=note)
@@ -139,8 +143,8 @@ def _is_own_form(headers: Mapping[str, str], here: str) -> bool:
     return origin in {None, f"{parts.scheme}://{parts.netloc}"} and site in {None, "same-origin"}
 
 
-def _refuse(status: HTTPStatus, title: str, says: str) -> HttpResponse:
-    return _respond(status, write_page(title, f"<p>{says}</p>"))
+def _refuse(status: HTTPStatus, title: str, description: str) -> HttpResponse:
+    return _respond(status, write_page(title, f"<p>{description}</p>"))
 
 
 def _respond(status: HTTPStatus, html: str) -> HttpResponse:

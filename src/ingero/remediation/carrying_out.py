@@ -186,9 +186,9 @@ class ActionRunner:
                     )
             note = self._requeue(record) if record.jobs else "in effect"
         except RetryableError as error:
-            says = f"jobs not requeued yet: {error.message}"
-            if record.note != says:
-                self._change(record, ActionState.BEGUN, says)
+            description = f"jobs not requeued yet: {error.message}"
+            if record.note != description:
+                self._change(record, ActionState.BEGUN, description)
             return
         self._change(record, ActionState.DONE, note, took_effect=True)
 

@@ -107,17 +107,25 @@ class PairTester:
 
     def _go_on(self, record: PairTestRecord, wanted: PairTestConfig, job: PairJob) -> None:
         if job.state is PairJobState.FINISHED:
-            outcome, says, times = judge_times(record, job.says, wanted.min_ratio)
+            outcome, description, times = judge_times(record, job.description, wanted.min_ratio)
             self._put(
-                replace(record, state=PairTestState.ENDED, outcome=outcome, note=says, times=times)
+                replace(
+                    record,
+                    state=PairTestState.ENDED,
+                    outcome=outcome,
+                    note=description,
+                    times=times,
+                )
             )
         elif job.state is PairJobState.FAILED:
-            self._end(record, f"job {job.job} failed: {job.says}")
+            self._end(record, f"job {job.job} failed: {job.description}")
         elif job.state is PairJobState.WAITING:
             waited_ns = self._read_now().since(record.began)
             if waited_ns >= wanted.max_wait:
-                says = f"the nodes were not free for {format_duration(waited_ns)}: {job.says}"
-                self._cancel(record, says)
+                description = (
+                    f"the nodes were not free for {format_duration(waited_ns)}: {job.description}"
+                )
+                self._cancel(record, description)
 
     def begin(self, rulings: Sequence[Ruling], situation: Situation) -> None:
         """Begin a test of the first finding that nothing else stops, if none runs."""

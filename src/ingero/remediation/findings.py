@@ -82,7 +82,7 @@ class CulpritFinding:
     progressed_ns: int | None
 
     @property
-    def says(self) -> str:
+    def description(self) -> str:
         """One line for a person, short enough for a scheduler's reason."""
         worker = describe_rank(self.verdict.rank)
         return f"{self.verdict.kind.value} {worker}: {self.verdict.reason}"

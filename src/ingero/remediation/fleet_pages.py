@@ -45,8 +45,10 @@ class FleetPages:
         except (
             httpx.HTTPError, ValueError, KeyError, IndexError, TypeError, AttributeError, BadDataError
         ) as error:  # fmt: skip
-            says = f"Fleet's admin endpoint {self._admin_url} does not tell verdicts: {error!r}"
-            raise RetryableError(says, hint=_HINT) from error
+            description = (
+                f"Fleet's admin endpoint {self._admin_url} does not tell verdicts: {error!r}"
+            )
+            raise RetryableError(description, hint=_HINT) from error
         return {name: reading for name, reading in readings.items() if reading is not None}
 
     def _get(self, page: str, query: dict[str, str]) -> Any:  # noqa: ANN401 - JSON

@@ -64,15 +64,17 @@ def build_orders(
     lines = {}
     for ruling in rulings:
         if ruling.is_allowed and config.mode != "auto":
-            lines[ruling.target] = f"{OrderVerb.REPORT} would be drained: {ruling.finding.says}"
+            lines[ruling.target] = (
+                f"{OrderVerb.REPORT} would be drained: {ruling.finding.description}"
+            )
     views = situation.nodes or {}
     findings = {one.finding.episode: one for one in rulings}
     for record in records:
-        for verb, says in _iter_orders(config, record, views.get(record.target)):
+        for verb, description in _iter_orders(config, record, views.get(record.target)):
             ruling_of_it = findings.get(record.episode)
             if verb is OrderVerb.DRAIN and not _still_lets(config, record, ruling_of_it, situation):
                 continue
-            lines[record.target] = f"{verb} {says}"
+            lines[record.target] = f"{verb} {description}"
     names = None if situation.nodes is None else frozenset(situation.nodes)
     return NodeOrders(situation.now, lines, names)
 

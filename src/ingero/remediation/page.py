@@ -74,8 +74,8 @@ class RemediatorPage:
             n_waiting = journal.count_waiting()
             n_tests = sum(one.state in ALIVE for one in journal.pair_tests.read())
         lines = []
-        for name, field, says in _COUNTERS:
-            lines += _family(name, "counter", says, [("", getattr(self._counts, field))])
+        for name, field, description in _COUNTERS:
+            lines += _family(name, "counter", description, [("", getattr(self._counts, field))])
         changes = [
             (f'{{state="{state}"}}', self._counts.n_by_state.get(state, 0)) for state in ActionState
         ]
@@ -87,16 +87,18 @@ class RemediatorPage:
             for outcome in PairOutcome
         ]
         lines += _family("pair_tests_total", "counter", "Pair tests that ended.", tests)
-        says = "Pair tests that the scheduler has or may have."
-        lines += _family("pair_tests_alive", "gauge", says, [("", n_tests)])
+        description = "Pair tests that the scheduler has or may have."
+        lines += _family("pair_tests_alive", "gauge", description, [("", n_tests)])
         if self._audit is not None:
-            for name, field, says in _AUDIT:
-                lines += _family(name, "counter", says, [("", getattr(self._audit, field))])
-            says = "Entries of the journal that Echo has not taken yet."
-            lines += _family("audit_waiting", "gauge", says, [("", n_waiting)])
+            for name, field, description in _AUDIT:
+                lines += _family(name, "counter", description, [("", getattr(self._audit, field))])
+            description = "Entries of the journal that Echo has not taken yet."
+            lines += _family("audit_waiting", "gauge", description, [("", n_waiting)])
         if self._messages is not None:
-            for name, field, says in _MESSAGES:
-                lines += _family(name, "counter", says, [("", getattr(self._messages, field))])
+            for name, field, description in _MESSAGES:
+                lines += _family(
+                    name, "counter", description, [("", getattr(self._messages, field))]
+                )
         return "\n".join(lines) + "\n"
 
     def readiness(self, _window_ns: int) -> tuple[bool, str]:
@@ -105,10 +107,10 @@ class RemediatorPage:
         return is_ready, "ready" if is_ready else "not ready: has not polled yet"
 
 
-def _family(name: str, kind: str, says: str, points: Iterable[tuple[str, int]]) -> list[str]:
+def _family(name: str, kind: str, description: str, points: Iterable[tuple[str, int]]) -> list[str]:
     full = f"ingero_remediator_{name}"
     return [
-        f"# HELP {full} {says}",
+        f"# HELP {full} {description}",
         f"# TYPE {full} {kind}",
         *(f"{full}{labels} {count}" for labels, count in points),
     ]

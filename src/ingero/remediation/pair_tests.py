@@ -218,11 +218,11 @@ def judge_times(
         outcome = PairOutcome.CONFIRMS
     elif ratio.high < min_ratio:
         outcome = PairOutcome.CONTRADICTS
-    says = (
+    description = (
         f"{record.suspect} takes {ratio.median:.2f} times as long as {record.peer}"
         f" ({ratio.low:.2f} to {ratio.high:.2f}){times.says_exchange}"
     )
-    return outcome, says, times.rounds_s
+    return outcome, description, times.rounds_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,13 +230,13 @@ class Confirmation:
     """What the tests of an episode mean for an action.
 
     Attributes:
-        says: Why, for a person.
+        description: Why, for a person.
         outcome: Where it is; a change of it is worth an entry.
         lets: Whether the action may go on.
         wants_test: Whether another test should be begun, once nothing else stops the action.
     """
 
-    says: str
+    description: str
     outcome: str
     lets: bool = False
     wants_test: bool = False
@@ -251,22 +251,24 @@ def judge_confirmation(
         return Confirmation("not tested yet", "untested", wants_test=True)
     last = own[-1]
     age_ns = now.since(last.changed)
-    says = f"{last.note}, {format_duration(age_ns)} ago"
+    description = f"{last.note}, {format_duration(age_ns)} ago"
     if last.outcome is None:
         against = f"tests {last.suspect} against {last.peer} as {last.test_id}"
         return Confirmation(f"{against}: {last.note}", "running")
     if last.outcome is not PairOutcome.CANNOT_TELL:
         if age_ns >= config.valid_for:
-            return Confirmation(f"too long ago: {says}", "outdated", wants_test=True)
+            return Confirmation(f"too long ago: {description}", "outdated", wants_test=True)
         lets = last.outcome is PairOutcome.CONFIRMS
-        words = f"{last.outcome}: {says}, wanted {config.min_ratio:.2f}"
+        words = f"{last.outcome}: {description}, wanted {config.min_ratio:.2f}"
         return Confirmation(words, last.outcome, lets=lets)
     unclear = [one for one in own if one.outcome is PairOutcome.CANNOT_TELL]
     outcome = f"cannot tell {len(unclear)}"
     if len(unclear) >= config.tries:
         lets = config.cannot_tell == "let"
-        return Confirmation(f"cannot tell, {len(unclear)} tests: {says}", outcome, lets=lets)
-    return Confirmation(f"cannot tell: {says}", outcome, wants_test=age_ns >= config.retry_after)
+        return Confirmation(f"cannot tell, {len(unclear)} tests: {description}", outcome, lets=lets)
+    return Confirmation(
+        f"cannot tell: {description}", outcome, wants_test=age_ns >= config.retry_after
+    )
 
 
 def name_job(record: PairTestRecord) -> str:

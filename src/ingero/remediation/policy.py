@@ -32,14 +32,14 @@ class ClauseOutcome:
     Attributes:
         clause: The key of the policy, such as ``findings.min_evidence``, or a rule that is no setting.
         is_met: Whether it lets the action through.
-        says: What was compared, for a person.
+        description: What was compared, for a person.
         is_assumed: It could not be judged and was taken as met, which only dry-run does.
         outcome: Where a clause is that takes more than a poll to judge; empty for others.
     """
 
     clause: str
     is_met: bool
-    says: str
+    description: str
     is_assumed: bool = False
     outcome: str = ""
 
@@ -48,7 +48,7 @@ class ClauseOutcome:
         return {
             "clause": self.clause,
             "met": self.is_met,
-            "says": self.says,
+            "says": self.description,
             **({"assumed": True} if self.is_assumed else {}),
             **({"outcome": self.outcome} if self.outcome else {}),
         }
@@ -208,9 +208,11 @@ def _judge_progress(
     finding: CulpritFinding, max_age_ns: int, situation: Situation
 ) -> ClauseOutcome:
     if finding.progressed_ns is None:
-        says = "the rank was not seen to work yet: it takes two polls"
+        description = "the rank was not seen to work yet: it takes two polls"
         is_single = situation.is_single_poll
-        return ClauseOutcome("findings.max_age: works", is_single, says, is_assumed=is_single)
+        return ClauseOutcome(
+            "findings.max_age: works", is_single, description, is_assumed=is_single
+        )
     age_ns = situation.now.mono_ns - finding.progressed_ns
     return ClauseOutcome(
         "findings.max_age: works",
@@ -225,10 +227,12 @@ def _judge_fleet(
     wanted, clusters = config.findings, situation.clusters
     reading = None if clusters is None else clusters.get(finding.cluster_id)
     if reading is None:
-        says = "Fleet does not answer" if clusters is None else "Fleet does not know the cluster"
-        yield ClauseOutcome("fleet answers", is_met=False, says=says)
+        description = (
+            "Fleet does not answer" if clusters is None else "Fleet does not know the cluster"
+        )
+        yield ClauseOutcome("fleet answers", is_met=False, description=description)
         return
-    yield ClauseOutcome("fleet answers", is_met=True, says="Fleet answers")
+    yield ClauseOutcome("fleet answers", is_met=True, description="Fleet answers")
     yield ClauseOutcome(
         "findings.max_age",
         reading.judged_age_ns <= wanted.max_age,
@@ -257,12 +261,14 @@ def _judge_cause(
     if not wanted:
         return
     cause = reading.causes.get(finding.verdict.rank.worker)
-    says = (
+    description = (
         "its agent has not said why yet"
         if cause is None
         else f"its agent says {cause or 'nothing'}"
     )
-    yield ClauseOutcome("findings.causes", cause in wanted, f"{says}, wanted {' or '.join(wanted)}")
+    yield ClauseOutcome(
+        "findings.causes", cause in wanted, f"{description}, wanted {' or '.join(wanted)}"
+    )
 
 
 def _judge_target(
@@ -278,19 +284,23 @@ def _judge_target(
     )
     if not situation.can_read_nodes:
         yield ClauseOutcome(
-            "node in service", is_met=True, says="nobody can say whether this action took effect"
+            "node in service",
+            is_met=True,
+            description="nobody can say whether this action took effect",
         )
         return
     if situation.nodes is None:
-        yield ClauseOutcome("scheduler answers", is_met=False, says="the scheduler does not answer")
+        yield ClauseOutcome(
+            "scheduler answers", is_met=False, description="the scheduler does not answer"
+        )
         return
-    yield ClauseOutcome("scheduler answers", is_met=True, says="the scheduler answers")
+    yield ClauseOutcome("scheduler answers", is_met=True, description="the scheduler answers")
     view = situation.nodes.get(target)
     if view is None:
-        says = f"the scheduler has no {what} for {finding.node_id}, or several"
-        yield ClauseOutcome("node known", is_met=False, says=says)
+        description = f"the scheduler has no {what} for {finding.node_id}, or several"
+        yield ClauseOutcome("node known", is_met=False, description=description)
         return
-    yield ClauseOutcome("node known", is_met=True, says=f"the scheduler's {target}")
+    yield ClauseOutcome("node known", is_met=True, description=f"the scheduler's {target}")
     yield ClauseOutcome("node in service", view.in_service, f"{target} is {view.state}")
 
 
@@ -436,7 +446,7 @@ def _judge_confirmation(
     yield ClauseOutcome(
         PAIR_TEST_CLAUSE,
         found.lets or is_assumed,
-        f"{found.says}; dry-run runs no test" if is_assumed else found.says,
+        f"{found.description}; dry-run runs no test" if is_assumed else found.description,
         is_assumed,
         found.outcome,
     )

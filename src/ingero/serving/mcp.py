@@ -91,7 +91,7 @@ def _build_tool(query: Query[Any, Any, Any]) -> types.Tool:
     return types.Tool(
         name=query.name,
         title=query.title,
-        description=query.says,
+        description=query.description,
         input_schema=query.input_schema(),
         output_schema=query.output_schema(),
         annotations=types.ToolAnnotations(
@@ -106,9 +106,9 @@ def _build_tool(query: Query[Any, Any, Any]) -> types.Tool:
 def _build_prompt(prompt: Prompt) -> types.Prompt:
     return types.Prompt(
         name=prompt.name,
-        description=prompt.says,
+        description=prompt.description,
         arguments=[
-            types.PromptArgument(name=one.name, description=one.says, required=one.required)
+            types.PromptArgument(name=one.name, description=one.description, required=one.required)
             for one in prompt.arguments
         ],
     )
@@ -141,7 +141,7 @@ def _render(
     if missing:
         raise MCPError(types.INVALID_PARAMS, f"missing argument: {', '.join(missing)}")
     return types.GetPromptResult(
-        description=prompt.says,
+        description=prompt.description,
         messages=[
             types.PromptMessage(
                 role="user", content=types.TextContent(type="text", text=prompt.render(given))

@@ -40,7 +40,7 @@ class Query(Generic[ContextT, ArgsT, ResultT]):
     Attributes:
         name: What clients call, such as ``fleet.cluster.summary``.
         title: A few words for a menu.
-        says: What it answers and when to ask it, for a person or an assistant that chooses between questions.
+        description: What it answers and when to ask it, for a person or an assistant that chooses between questions.
         args: Struct of the arguments; must forbid unknown fields.
         result: Struct of the answer.
         run: Answers. Blocks; callers on an event loop put it on a thread. Raises `BadDataError` for arguments that
@@ -51,7 +51,7 @@ class Query(Generic[ContextT, ArgsT, ResultT]):
 
     name: str
     title: str
-    says: str
+    description: str
     args: type[ArgsT]
     result: type[ResultT]
     run: Callable[[ContextT, ArgsT], ResultT] = field(repr=False)
@@ -128,7 +128,7 @@ class PromptArgument:
     """One text argument of a prompt."""
 
     name: str
-    says: str
+    description: str
     required: bool = False
 
 
@@ -138,13 +138,13 @@ class Prompt:
 
     Attributes:
         name: What clients call.
-        says: What the recipe is for.
+        description: What the recipe is for.
         arguments: Its text arguments.
         render: The recipe's text for these arguments.
     """
 
     name: str
-    says: str
+    description: str
     arguments: tuple[PromptArgument, ...]
     render: Callable[[Mapping[str, str]], str] = field(repr=False)
 

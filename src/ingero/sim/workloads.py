@@ -12,13 +12,13 @@ class SimulatedWorkload:
 
     Attributes:
         name: What the user types.
-        says: What it shows, in one line.
+        description: What it shows, in one line.
         knobs: Defaults of its settings by name.
         n_ranks: Processes it runs as.
     """
 
     name: str
-    says: str
+    description: str
     knobs: dict[str, int]
     n_ranks: int = 1
 

@@ -124,8 +124,8 @@ def encode_text(families: Iterable[Family]) -> bytes:
             kind = "untyped"
         if kind == "counter":
             name += "_total"
-        says = family.documentation.replace("\\", r"\\").replace("\n", r"\n")
-        lines.append(f"# HELP {name} {says}")
+        help_text = family.documentation.replace("\\", r"\\").replace("\n", r"\n")
+        lines.append(f"# HELP {name} {help_text}")
         lines.append(f"# TYPE {name} {kind}")
         lines += [
             f"{sample.name}{_write_labels(sample.labels)} {_write_number(float(sample.value))}"

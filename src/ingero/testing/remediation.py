@@ -218,14 +218,14 @@ class _PairJobOfHand:
         test_id: Of the test.
         job: Its id.
         ends_ns: The true time at which it ends by itself.
-        says: What it prints then.
+        description: What it prints then.
         is_cancelled: Whether it was ended before.
     """
 
     test_id: str
     job: str
     ends_ns: int
-    says: str
+    description: str
     is_cancelled: bool = False
 
 
@@ -273,14 +273,14 @@ class HandPairScheduler(HandScheduler):
         seconds = {
             node: 0.2 if node in self.slow else 0.1 for node in (record.suspect, record.peer)
         }
-        says = "".join(
+        description = "".join(
             json.dumps({"node": node, "rounds_s": [time * (1 + n / 100) for n in range(7)]})
             for node, time in seconds.items()
         )
 
         def run() -> None:
             ends_ns = self._read_ns() + 4 * NS_PER_S
-            self.tests.append(_PairJobOfHand(record.test_id, job, ends_ns, says))
+            self.tests.append(_PairJobOfHand(record.test_id, job, ends_ns, description))
 
         self._ask("submit_test", run)
         return job
@@ -302,7 +302,7 @@ class HandPairScheduler(HandScheduler):
             return PairJobState.WAITING, job.job, "Resources"
         is_over = self._read_ns() >= job.ends_ns
         state = PairJobState.FINISHED if is_over else PairJobState.RUNNING
-        return state, job.job, job.says if is_over else ""
+        return state, job.job, job.description if is_over else ""
 
     def cancel_test(self, record: PairTestRecord) -> None:
         """End all of its name."""

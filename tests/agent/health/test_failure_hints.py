@@ -93,7 +93,7 @@ def test_certificate_of_a_stranger_says_to_name_its_authority(tls_port, kind):
 
 
 @pytest.mark.parametrize(
-    ("status", "says"),
+    ("status", "description"),
     [
         (401, "wrong or missing token (401 Unauthorized)"),
         (403, "the token may not do this (403 Forbidden)"),
@@ -101,11 +101,11 @@ def test_certificate_of_a_stranger_says_to_name_its_authority(tls_port, kind):
         (418, "418 I'm a Teapot"),
     ],
 )
-def test_refusal_is_a_refusal_in_words(collector, status, says):
+def test_refusal_is_a_refusal_in_words(collector, status, description):
     collector.status = status
     answer = send(HttpTransport, collector.url)
     assert (answer.is_refused, answer.is_cut_off) == (True, False)
-    assert answer.detail.lower() == says.lower()
+    assert answer.detail.lower() == description.lower()
 
 
 def test_grpc_server_without_the_service_is_a_refusal(grpc_port):

@@ -212,7 +212,7 @@ def test_a_stores_url_says_where(url, found):
 
 
 @pytest.mark.parametrize(
-    ("given", "says"),
+    ("given", "description"),
     [
         ({"store": "postgres://x/y"}, "clickhouses://USER@HOST:PORT/DATABASE"),
         ({"store": "clickhouses://"}, "clickhouses://USER@HOST:PORT/DATABASE"),
@@ -225,10 +225,10 @@ def test_a_stores_url_says_where(url, found):
         ({"store_password_file": "x"}, "belong to store"),
     ],
 )
-def test_a_store_that_cannot_be_is_refused_with_the_reason(given, says):
+def test_a_store_that_cannot_be_is_refused_with_the_reason(given, description):
     with pytest.raises(ConfigError) as raised:
         parse_model(EchoConfig, {"insecure_no_tls": True, **given})
-    assert says in str(raised.value)
+    assert description in str(raised.value)
     assert "secret" not in str(raised.value)
 
 

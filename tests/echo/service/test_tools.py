@@ -184,7 +184,7 @@ def test_an_empty_window_is_unknown_and_latest_finds_the_data(site):
 
 
 @pytest.mark.parametrize(
-    ("tool", "args", "says"),
+    ("tool", "args", "description"),
     [
         ("fleet.cluster.summary", {"limit": 0}, "limit"),
         ("fleet.cluster.summary", {"time_window": "yesterday"}, "time_window"),
@@ -197,11 +197,11 @@ def test_an_empty_window_is_unknown_and_latest_finds_the_data(site):
         ("fleet.cluster.run_analysis", {"sql": ""}, "sql"),
     ],
 )
-def test_wrong_arguments_are_named_and_refused(site, tool, args, says):
+def test_wrong_arguments_are_named_and_refused(site, tool, args, description):
     answer = ask(site, tool, args)
     assert answer.status_code == 400
     assert answer.json()["code"] == "invalid_arguments"
-    assert says in answer.json()["error"]
+    assert description in answer.json()["error"]
 
 
 def test_rows_come_as_lines_or_as_arrow_when_asked(site):

@@ -136,15 +136,15 @@ def test_samples_of_a_series_are_in_order_and_an_ended_series_is_marked():
 
 
 @pytest.mark.parametrize(
-    ("settings", "says"),
+    ("settings", "description"),
     [
         ({"wal": {}}, "remote_write_queue.storage"),
         ({"compression": "gzip"}, "snappy only"),
         ({"endpoint": "localhost:9090"}, "is not an http or https URL"),
     ],
 )
-def test_what_cannot_be_honoured_is_refused_with_the_reason(settings, says):
-    with pytest.raises(ConfigError, match=says):
+def test_what_cannot_be_honoured_is_refused_with_the_reason(settings, description):
+    with pytest.raises(ConfigError, match=description):
         config(**settings)
 
 

@@ -116,7 +116,7 @@ def test_unknown_cluster_and_cold_start_are_the_same_short_answer(options):
 
 
 @pytest.mark.parametrize(
-    ("query", "says"),
+    ("query", "description"),
     [
         ("", "cluster_id is missing"),
         ("?cluster_id=", "cluster_id is missing"),
@@ -127,10 +127,10 @@ def test_unknown_cluster_and_cold_start_are_the_same_short_answer(options):
         ("?" + "&".join(f"a{i}=1" for i in range(20)), "more than 16 fields"),
     ],
 )
-def test_query_that_cannot_be_answered_is_a_400_that_says_why(query, says):
+def test_query_that_cannot_be_answered_is_a_400_that_says_why(query, description):
     answer = ask(query)
     assert answer.status_code == 400
-    assert says in answer.json()["error"]
+    assert description in answer.json()["error"]
     assert len(answer.content) < 8192
 
 

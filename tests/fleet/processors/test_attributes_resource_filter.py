@@ -136,7 +136,7 @@ def test_records_and_spans_are_changed_too():
 
 
 @pytest.mark.parametrize(
-    ("action", "says"),
+    ("action", "description"),
     [
         ({"action": "hash", "key": "a"}, "insert"),
         ({"action": "insert", "key": "a"}, "exactly one of value and from_attribute"),
@@ -153,14 +153,14 @@ def test_records_and_spans_are_changed_too():
         ({"action": "convert", "key": "a"}, "converted_type"),
     ],
 )
-def test_senseless_actions_are_refused_with_the_reason(action, says):
+def test_senseless_actions_are_refused_with_the_reason(action, description):
     with pytest.raises(ConfigError) as raised:
         parse_model(attributes.AttributesConfig, {"actions": [action]})
-    assert says in str(raised.value)
+    assert description in str(raised.value)
 
 
 def test_choosing_by_include_and_ottl_is_refused_aloud():
-    for module, settings, says in (
+    for module, settings, description in (
         (
             attributes,
             {"actions": [{"action": "delete", "key": "a"}], "include": {}},
@@ -174,7 +174,7 @@ def test_choosing_by_include_and_ottl_is_refused_aloud():
             "no regular expression",
         ),
     ):
-        with pytest.raises(ConfigError, match=says):
+        with pytest.raises(ConfigError, match=description):
             parse_model(module.FACTORY.config, settings)
 
 

@@ -351,7 +351,7 @@ class TestRemediator:
         site = self.build_site(api, tmp_path)
         result = self.poll(site, "gpu.nvidia.com=n1/gpu-3", "gpu.nvidia.com=n1/gpu-4")
         (ruling,) = result.rulings
-        assert [(one.clause, one.says) for one in ruling.stops] == [
+        assert [(one.clause, one.description) for one in ruling.stops] == [
             ("node known", "the scheduler has no device for n1, or several")
         ]
         assert rules(api) == {}

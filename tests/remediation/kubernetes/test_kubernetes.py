@@ -167,9 +167,9 @@ class TestAction:
         assert node["metadata"]["annotations"][REASON].startswith(
             f"ingero {RECORD.action_id} {RECORD.episode}: culprit"
         )
-        status, says = conditions(node)["IngeroCulprit"]
+        status, description = conditions(node)["IngeroCulprit"]
         assert status == "True"
-        assert says == node["metadata"]["annotations"][REASON]
+        assert description == node["metadata"]["annotations"][REASON]
         assert conditions(node)["Ready"][0] == "True"
         assert not node["spec"].get("unschedulable")
         views = actuator.read_nodes()
@@ -475,7 +475,7 @@ class TestConnection:
                 thread.join()
 
     @pytest.mark.parametrize(
-        ("text", "says"),
+        ("text", "description"),
         [
             (None, "not found"),
             ("{", "cannot be used"),
@@ -489,12 +489,14 @@ class TestConnection:
             ),
         ],
     )
-    def test_a_kubeconfig_that_cannot_be_used_is_named_with_the_cause(self, tmp_path, text, says):
+    def test_a_kubeconfig_that_cannot_be_used_is_named_with_the_cause(
+        self, tmp_path, text, description
+    ):
         file = tmp_path / "config"
         if text is not None:
             file.write_text(text)
         policy = f"mode: auto\naction: {{kubernetes: {{kubeconfig: {file}}}}}\n"
-        with pytest.raises(ConfigError, match=says) as caught:
+        with pytest.raises(ConfigError, match=description) as caught:
             build_actuator(build_policy(parse_document(policy)), ManualClock())
         assert str(file) in str(caught.value)
 

@@ -57,8 +57,10 @@ def test_a_verdict_taints_the_node_and_a_person_gives_it_back(api, tmp_path):
             node = api.node("n2")
             assert node["spec"]["unschedulable"] is True
             assert any(one.get("value") == action.action_id for one in node["spec"]["taints"])
-            says = [one for one in node["status"]["conditions"] if one["type"] == "IngeroCulprit"]
-            assert f"{action.episode}: culprit rank 5" in says[0]["message"]
+            description = [
+                one for one in node["status"]["conditions"] if one["type"] == "IngeroCulprit"
+            ]
+            assert f"{action.episode}: culprit rank 5" in description[0]["message"]
             for name in ("n1", "n3", "n4"):
                 assert not (api.node(name).get("spec") or {}).get("taints")
             assert "undoing" in ask(file, "undo", action.action_id)

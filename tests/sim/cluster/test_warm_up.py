@@ -39,14 +39,14 @@ def test_a_slow_machine_is_waited_for_as_long_as_it_goes_on():
 
 
 @pytest.mark.parametrize(
-    ("judgement", "says"),
+    ("judgement", "description"),
     [(None, "compared the ranks for 180 s"), (said(3, 4), "more than 7 operations for 180 s")],
 )
-def test_a_standstill_ends_it(judgement, says):
+def test_a_standstill_ends_it(judgement, description):
     warm_up = WarmUp(2, 5)
     assert not warm_up.is_over(judgement, 5)
     assert not warm_up.is_over(judgement, 5 + STANDSTILL_NS)
-    with pytest.raises(IngeroError, match=says):
+    with pytest.raises(IngeroError, match=description):
         warm_up.is_over(judgement, 6 + STANDSTILL_NS)
 
 

@@ -57,7 +57,7 @@ def test_the_rank_that_did_not_enter_is_named(tmp_path):
     (root,) = report.roots
     assert (root.rank, root.cause, root.missing_seq, root.last_left) == (1, "absent", 2, 1)
     assert root.blocks == (0, 2)
-    assert root.group.says == "default_pg"
+    assert root.group.description == "default_pg"
 
 
 def test_a_rank_that_entered_nothing_at_all_is_missed(tmp_path):

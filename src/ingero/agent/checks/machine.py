@@ -142,7 +142,9 @@ def _check_kernel() -> Check:
         way = choose_way(read_probe_mode())
     except UnsupportedError as error:
         return _missing("kernel", error, "library calls cannot be probed", required=True)
-    return _present("kernel", f"{describe_kernel()}: {way.says} ({way.costs})", required=True)
+    return _present(
+        "kernel", f"{describe_kernel()}: {way.description} ({way.costs})", required=True
+    )
 
 
 def _check_btf() -> Check:
@@ -360,7 +362,7 @@ def _check_host_probes(events: PerfEvents) -> list[Check]:
 def _describe_probe(probe: HostProbe, found: LoadedProbe) -> Check:
     where = f" (at {', '.join(found.attach_points)})" if found.attach_points else ""
     if not found.refusals:
-        return _present(f"{probe.name} probe", probe.says + where)
+        return _present(f"{probe.name} probe", probe.description + where)
     return Check(
         f"{probe.name} probe",
         passed=False,

@@ -187,8 +187,8 @@ class Spill:
             settings.folder.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
             folder = BatchFolder(BatchFolderSettings(settings.folder), self.counts, self._clock)
         except (OSError, IngeroError) as error:
-            says = error.message if isinstance(error, IngeroError) else str(error)
-            self.counts.problem = says
+            description = error.message if isinstance(error, IngeroError) else str(error)
+            self.counts.problem = description
             return False
         self._folder = folder
         self._waiting = deque((key, _round(folder.measure(key))) for key in folder.list_keys())

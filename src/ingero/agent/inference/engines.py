@@ -24,7 +24,7 @@ class EngineMetric:
         name: For OTLP.
         kind: What its numbers are.
         unit: UCUM.
-        says: For people.
+        description: For people.
         scale: What their numbers are multiplied by.
         only: A label and its value: other samples are left out. None takes all.
     """
@@ -33,7 +33,7 @@ class EngineMetric:
     name: str
     kind: Kind
     unit: str
-    says: str
+    description: str
     scale: float = 1.0
     only: tuple[str, str] | None = None
 
@@ -58,17 +58,19 @@ class ServingEngine:
 
 
 def _histogram(
-    theirs: str, name: str, says: str, only: tuple[str, str] | None = None
+    theirs: str, name: str, description: str, only: tuple[str, str] | None = None
 ) -> EngineMetric:
-    return EngineMetric(theirs, f"gen_ai.{name}", Kind.HISTOGRAM, "s", says, only=only)
+    return EngineMetric(theirs, f"gen_ai.{name}", Kind.HISTOGRAM, "s", description, only=only)
 
 
-def _sum(theirs: str, name: str, says: str, unit: str = "1", scale: float = 1.0) -> EngineMetric:
-    return EngineMetric(theirs, f"gen_ai.{name}", Kind.SUM, unit, says, scale)
+def _sum(
+    theirs: str, name: str, description: str, unit: str = "1", scale: float = 1.0
+) -> EngineMetric:
+    return EngineMetric(theirs, f"gen_ai.{name}", Kind.SUM, unit, description, scale)
 
 
-def _gauge(theirs: str, name: str, says: str) -> EngineMetric:
-    return EngineMetric(theirs, f"gen_ai.{name}", Kind.GAUGE, "1", says)
+def _gauge(theirs: str, name: str, description: str) -> EngineMetric:
+    return EngineMetric(theirs, f"gen_ai.{name}", Kind.GAUGE, "1", description)
 
 
 _FIRST: Final = ("server.time_to_first_token", "Time from a request to its first token.")

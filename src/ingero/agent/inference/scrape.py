@@ -335,4 +335,6 @@ def _build_series(metric: EngineMetric, points: tuple[tuple[Labels, Number], ...
     plain = metric.name.replace(".", "_")
     unit = {"s": "_seconds"}.get(metric.unit, "")
     end = "_total" if metric.kind is Kind.SUM else ""
-    return Series(metric.name, metric.kind, metric.unit, metric.says, points, f"{plain}{unit}{end}")
+    return Series(
+        metric.name, metric.kind, metric.unit, metric.description, points, f"{plain}{unit}{end}"
+    )

@@ -49,11 +49,11 @@ def iter_inference_series(watch: InferenceWatch) -> Iterator[Series]:
         tuple(p95s),
     )  # fmt: skip
     counts = watch.counts
-    for name, says, values in (
+    for name, description, values in (
         ("outlier", "Steps far over the 95th percentile of their like.", counts.outliers),
         ("throttle_active", "Those while power or heat held a device down.", counts.throttled),
     ):
-        yield Series(f"ingero.infer.{name}_total", Kind.SUM, "1", says, _by_bucket(values))
+        yield Series(f"ingero.infer.{name}_total", Kind.SUM, "1", description, _by_bucket(values))
     yield Series(
         "ingero.infer.workloads_tracked", Kind.GAUGE, "1", "Streams of which steps were seen.",
         (((), float(len(watch.workloads))),),
@@ -95,7 +95,7 @@ def _iter_memory(watch: InferenceWatch) -> Iterator[Series]:
     pids, which = np.unique(held["pid"], return_inverse=True)
     sums = np.bincount(which, held["bytes"], len(pids)).tolist()
     numbers = np.bincount(which, minlength=len(pids)).tolist()
-    for name, unit, says, values in (
+    for name, unit, description, values in (
         ("held_bytes", "By", "Device memory that was allocated while tracing and is held.", sums),
         ("held_allocations", "1", "How many allocations it is.", numbers),
     ):
@@ -103,4 +103,4 @@ def _iter_memory(watch: InferenceWatch) -> Iterator[Series]:
             ((("pid", pid),), float(value))
             for pid, value in zip(pids.tolist(), values, strict=True)
         )
-        yield Series(f"ingero.infer.kvcache.{name}", Kind.GAUGE, unit, says, points)
+        yield Series(f"ingero.infer.kvcache.{name}", Kind.GAUGE, unit, description, points)

@@ -150,7 +150,7 @@ def _build_family(series: Series) -> Any:  # noqa: ANN401 - a type of an optiona
         kind = (
             UnknownMetricFamily  # a counter of that name would get a suffix that is not documented
         )
-    family: Any = kind(name, series.says, labels=names)
+    family: Any = kind(name, series.description, labels=names)
     for labels, value in series.points:
         given: Mapping[str, str] = {_label(key): str(text) for key, text in labels}
         texts = [given.get(key, "") for key in names]
@@ -211,9 +211,9 @@ class OtlpPusher:
         """What became of the pushes so far."""
         counts = (("taken", self.n_pushed), ("failed", self.n_failed))
         points = tuple(((("outcome", outcome),), float(n)) for outcome, n in counts)
-        says = "Pushes of these metrics to the collector of --otlp."
+        description = "Pushes of these metrics to the collector of --otlp."
         name = "ingero_trace_otlp_pushes_total"
-        yield Series("ingero.trace.otlp.pushes", Kind.SUM, "1", says, points, name)
+        yield Series("ingero.trace.otlp.pushes", Kind.SUM, "1", description, points, name)
 
     def _run(self) -> None:
         while not self._stop.wait(PUSH_NS / NS_PER_S):
@@ -287,7 +287,7 @@ def _build_metric(series: Series, started_ns: int, wall_ns: int) -> Metric:
         return Metric(
             name=series.name,
             unit=series.unit,
-            description=series.says,
+            description=series.description,
             histogram=Histogram(points, aggregation_temporality=CUMULATIVE),
         )
     numbers = [
@@ -296,9 +296,9 @@ def _build_metric(series: Series, started_ns: int, wall_ns: int) -> Metric:
         if not isinstance(value, Distribution)
     ]
     if series.kind is Kind.GAUGE:
-        return build_gauge(series.name, numbers, series.unit, series.says)
+        return build_gauge(series.name, numbers, series.unit, series.description)
     numbers = [replace(point, start_time_unix_nano=started_ns) for point in numbers]
-    metric = build_sum(series.name, numbers, series.unit, series.says)
+    metric = build_sum(series.name, numbers, series.unit, series.description)
     if series.kind is Kind.UP_DOWN and metric.sum is not None:
         metric.sum.is_monotonic = False
     return metric

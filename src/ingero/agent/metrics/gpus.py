@@ -183,21 +183,21 @@ class GpuWatch:
         with self._lock:
             readings, xids, pcie = list(self._readings), dict(self._xids), list(self._pcie)
         for kind, table in ((Kind.GAUGE, _GAUGES), (Kind.SUM, _SUMS)):
-            for field, name, unit, scale, says, prometheus in table:
+            for field, name, unit, scale, description, prometheus in table:
                 points = tuple(
                     (_device(reading), float(value) * scale)
                     for reading in readings
                     if (value := getattr(reading, field)) is not None
                 )
-                yield Series(name, kind, unit, says, points, prometheus)
+                yield Series(name, kind, unit, description, points, prometheus)
         for bucket in BUCKETS:
             points = tuple(
                 (_device(reading), float(bucket in find_throttles(reading.reasons)))
                 for reading in readings
                 if reading.reasons is not None
             )
-            says = f"Whether clocks are held down ({bucket}) at this moment."
-            yield Series(f"gpu.throttle.{bucket}_active", Kind.GAUGE, "1", says, points)
+            description = f"Whether clocks are held down ({bucket}) at this moment."
+            yield Series(f"gpu.throttle.{bucket}_active", Kind.GAUGE, "1", description, points)
         yield Series(
             "gpu.memory.fragmentation_estimate", Kind.GAUGE, "1",
             "Share of memory that neither programs use nor is free: what the driver and the firmware keep.",
@@ -237,13 +237,13 @@ def _device(reading: GpuReading) -> Labels:
 
 
 def _iter_link_series(readings: list[GpuReading], pcie: list[PcieRate]) -> Iterator[Series]:
-    for field, name, says, prometheus in _KINDS:
+    for field, name, description, prometheus in _KINDS:
         counts = tuple(
             ((*_device(reading), ("error.type", kind)), float(count))
             for reading in readings
             for kind, count in (getattr(reading, field) or {}).items()
         )
-        yield Series(name, Kind.SUM, "1", says, counts, prometheus)
+        yield Series(name, Kind.SUM, "1", description, counts, prometheus)
     sums = tuple(
         ((*_device(reading), *direction), float(n_bytes))
         for reading in readings
@@ -253,21 +253,21 @@ def _iter_link_series(readings: list[GpuReading], pcie: list[PcieRate]) -> Itera
         )
         if n_bytes is not None
     )
-    says = "Payload over all NVLinks."
-    yield Series("gpu.nvlink.io", Kind.SUM, "By", says, sums, "gpu_nvlink_io_bytes_total")
+    description = "Payload over all NVLinks."
+    yield Series("gpu.nvlink.io", Kind.SUM, "By", description, sums, "gpu_nvlink_io_bytes_total")
     rates = tuple(
         ((("gpu.uuid", one.uuid), *direction), float(bytes_s))
         for one in pcie
         for direction, bytes_s in ((_SENT, one.sent_bytes_s), (_RECEIVED, one.received_bytes_s))
         if bytes_s is not None
     )
-    says = "PCIe traffic in a sample of 20 ms."
+    description = "PCIe traffic in a sample of 20 ms."
     prometheus = "gpu_pcie_throughput_bytes_per_second"
-    yield Series("gpu.pcie.throughput", Kind.GAUGE, "By/s", says, rates, prometheus)
+    yield Series("gpu.pcie.throughput", Kind.GAUGE, "By/s", description, rates, prometheus)
 
 
 def _iter_instance_series(readings: list[GpuReading]) -> Iterator[Series]:
-    for field, name, says in _INSTANCE:
+    for field, name, description in _INSTANCE:
         points = tuple(
             (_instance(reading, one), float(value))
             for reading in readings
@@ -275,7 +275,7 @@ def _iter_instance_series(readings: list[GpuReading]) -> Iterator[Series]:
             if (value := getattr(one, field)) is not None
         )
         prometheus = f"{name.replace('.', '_')}_bytes"
-        yield Series(name, Kind.GAUGE, "By", says, points, prometheus)
+        yield Series(name, Kind.GAUGE, "By", description, points, prometheus)
 
 
 def _instance(reading: GpuReading, one: MigInstance) -> Labels:

@@ -50,28 +50,30 @@ _ERRORS: Final = (("corrected", "ecc_corrected"), ("uncorrected", "ecc_uncorrect
 def iter_hardware_series(readings: Iterable[GpuReading]) -> Iterator[Series]:
     """The last readings as ``hw.*``; what a device does not tell has no point."""
     known = list(readings)
-    for name, kind, unit, says, more, find, prometheus in _SERIES:
+    for name, kind, unit, description, more, find, prometheus in _SERIES:
         points = tuple(
             ((*_device(reading), *more), float(value))
             for reading in known
             if (value := find(reading)) is not None
         )
-        yield Series(name, kind, unit, says, points, prometheus)
+        yield Series(name, kind, unit, description, points, prometheus)
     errors = tuple(
         ((*_device(reading), *_TYPE, ("error.type", kind)), float(count))
         for reading in known
         for kind, field in _ERRORS
         if (count := getattr(reading, field)) is not None
     )
-    says = "Number of errors encountered by the component: of its memory, counted by ECC."
-    yield Series("hw.errors", Kind.SUM, "{error}", says, errors, "hw_errors_total")
+    description = "Number of errors encountered by the component: of its memory, counted by ECC."
+    yield Series("hw.errors", Kind.SUM, "{error}", description, errors, "hw_errors_total")
     degrees = tuple(
         (_sensor(reading), float(reading.temperature_c))
         for reading in known
         if reading.temperature_c is not None
     )
-    says = "Temperature in degrees Celsius."
-    yield Series("hw.temperature", Kind.GAUGE, "Cel", says, degrees, "hw_temperature_celsius")
+    description = "Temperature in degrees Celsius."
+    yield Series(
+        "hw.temperature", Kind.GAUGE, "Cel", description, degrees, "hw_temperature_celsius"
+    )
 
 
 def _device(reading: GpuReading) -> Labels:

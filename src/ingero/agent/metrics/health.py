@@ -16,7 +16,7 @@ from ingero.wire.names import Attribute, DetectionMode
 
 def iter_collective_series(collective_counts: CollectiveCounts) -> Iterator[Series]:
     """Sums since the start by outcome, and what waits for Fleet."""
-    for name, says, points in (
+    for name, description, points in (
         (
             "ingero.agent.collectives",
             "Collectives by what became of them; unknown_communicator and dropped are not sent to Fleet.",
@@ -54,7 +54,7 @@ def iter_collective_series(collective_counts: CollectiveCounts) -> Iterator[Seri
             },
         ),
     ):
-        yield _build_outcomes(name, says, points)
+        yield _build_outcomes(name, description, points)
     yield from _iter_spill_series(collective_counts)
     yield Series(
         "ingero.agent.collectives_without_end", Kind.SUM, "1",
@@ -86,10 +86,10 @@ def _iter_spill_series(collective_counts: CollectiveCounts) -> Iterator[Series]:
     )  # fmt: skip
 
 
-def _build_outcomes(name: str, says: str, points: Mapping[str, int]) -> Series:
+def _build_outcomes(name: str, description: str, points: Mapping[str, int]) -> Series:
     """Sums by outcome."""
     numbers = tuple(((("outcome", key),), float(value)) for key, value in points.items())
-    return Series(name, Kind.SUM, "1", says, numbers, f"{name.replace('.', '_')}_total")
+    return Series(name, Kind.SUM, "1", description, numbers, f"{name.replace('.', '_')}_total")
 
 
 class HealthSeries:

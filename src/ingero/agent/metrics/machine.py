@@ -111,7 +111,7 @@ class Machine:
         state = self.state
         if state is None:
             return
-        for name, unit, says, value in (
+        for name, unit, description, value in (
             ("system.cpu.utilization", "1", "Busy share of all processors.", state.cpu_share),
             (
                 "system.memory.utilization", "1", "Share of memory in use.", state.memory_share,
@@ -123,7 +123,7 @@ class Machine:
             ("system.cpu.load_average.1m", "1", "Load average of a minute.", state.load1),
         ):  # fmt: skip
             if value is not None:
-                yield Series(name, Kind.GAUGE, unit, says, (((), float(value)),))
+                yield Series(name, Kind.GAUGE, unit, description, (((), float(value)),))
 
 
 def build_snapshot(state: MachineState, wall_ns: int) -> Records:

@@ -122,8 +122,8 @@ class NcclProcesses:
             )
             for one in sorted(self._loaded, key=lambda one: one.pid)
         )
-        says = "Processes that have the NCCL library loaded."
-        yield Series("gpu.nccl.process_loaded", Kind.GAUGE, "1", says, points)
+        description = "Processes that have the NCCL library loaded."
+        yield Series("gpu.nccl.process_loaded", Kind.GAUGE, "1", description, points)
         count = (((), float(len(points))),)
         yield Series("gpu.nccl.processes_total", Kind.GAUGE, "1", "How many.", count)
 

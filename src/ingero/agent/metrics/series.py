@@ -61,7 +61,7 @@ class Series:
         name: As OTLP has it; with underscores, as Prometheus has it unless ``prometheus`` says otherwise.
         kind: What its numbers are.
         unit: UCUM.
-        says: For people.
+        description: For people.
         points: A value per set of labels.
         prometheus: Name for Prometheus where the documented one differs.
     """
@@ -69,7 +69,7 @@ class Series:
     name: str
     kind: Kind
     unit: str
-    says: str
+    description: str
     points: tuple[tuple[Labels, float | Distribution], ...]
     prometheus: str = ""
 

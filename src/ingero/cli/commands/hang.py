@@ -157,7 +157,7 @@ def _root_json(root: HangRoot) -> dict[str, Any]:
         "cause": root.cause.value,
         "group": {
             "name": root.group.name,
-            "says": root.group.says,
+            "says": root.group.description,
             "ranks": list(root.group.ranks),
         },
         "missing_seq": root.missing_seq,
@@ -197,7 +197,7 @@ def _as_text(report: HangReport) -> str:
         f"read {plural(len(report.ranks_read), 'rank')} of {len(report.ranks_known)} that the groups name"
     ]
     for root in report.roots:
-        group = f"{root.group.says or 'group'} {root.group.name} {list(root.group.ranks)}"
+        group = f"{root.group.description or 'group'} {root.group.name} {list(root.group.ranks)}"
         finished = "unknown" if root.last_left is None else f"operation {root.last_left}"
         lines += [
             "",

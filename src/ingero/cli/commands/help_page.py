@@ -43,7 +43,7 @@ def _list_old(program: click.Command) -> list[str]:
             lines += ["", where if " " in where else f"{where}, before or after any command"]
         effect = "" if old.has_effect else "refused: " if old.is_refused else "no effect: "
         lines.append(f"  {old.names.replace(' ', ', ')}{f' {old.takes}' if old.takes else ''}")
-        lines.append(f"      {effect}{old.says}")
+        lines.append(f"      {effect}{old.description}")
     if not where:
         return [f"{program.name} has the existing one's options; see --help."]
     lines += [

@@ -38,13 +38,13 @@ def list_workloads(*, as_json: bool) -> None:
     if as_json:
         click.echo(
             json.dumps([
-                {"name": w.name, "says": w.says, "knobs": w.knobs, "ranks": w.n_ranks}
+                {"name": w.name, "says": w.description, "knobs": w.knobs, "ranks": w.n_ranks}
                 for w in WORKLOADS
             ])
         )
         return
     for workload in WORKLOADS:
-        click.echo(f"{workload.name:10} {workload.says}")
+        click.echo(f"{workload.name:10} {workload.description}")
         if workload.knobs:
             click.secho(
                 " " * 11 + " ".join(f"{k}={v}" for k, v in workload.knobs.items()), dim=True

@@ -153,7 +153,7 @@ def components(*, as_json: bool) -> None:
         kind.value: [
             {
                 "name": factory.type,
-                "says": factory.says,
+                "says": factory.description,
                 "stability": factory.stability.value,
                 "signals": [] if kind is ComponentKind.EXTENSION else sorted(factory.signals),
             }

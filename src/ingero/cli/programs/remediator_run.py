@@ -131,10 +131,10 @@ def _poll_text(config: RemediatorConfig, result: PollResult) -> str:
 
 def _ruling_lines(config: RemediatorConfig, ruling: Ruling, refusal: str) -> list[str]:
     finding = ruling.finding
-    says = describe_ruling(ruling, config.mode)
+    description = describe_ruling(ruling, config.mode)
     return [
-        f"{finding.node_id} of {finding.cluster_id}: {finding.says}",
-        click.style(f"  {says}", fg="yellow" if ruling.is_allowed else "green", bold=True),
+        f"{finding.node_id} of {finding.cluster_id}: {finding.description}",
+        click.style(f"  {description}", fg="yellow" if ruling.is_allowed else "green", bold=True),
         *([click.style(f"  but it would be refused: {refusal}", fg="red")] if refusal else []),
         *describe_clauses(tuple(clause.as_json() for clause in ruling.clauses)),
     ]
@@ -265,9 +265,9 @@ def _poll_until(
             one.finding.episode: f"{one.finding.node_id}: {describe_ruling(one, config.mode)}"
             for one in result.rulings
         }
-        for episode, says in now.items():
-            if said.get(episode) != says:
-                _LOG.info("%s %s", episode, says)
+        for episode, description in now.items():
+            if said.get(episode) != description:
+                _LOG.info("%s %s", episode, description)
         said = now
         for record in result.changed:
             _LOG.info(

@@ -109,8 +109,8 @@ def _add_runs(
 ) -> None:
     origins, refusals = where
     if read.n_refused:
-        says = f"a collective batch that cannot be read: {read.first_problem}"
-        refusals.add_many(RefusalReason.BATCH, read.n_refused, says)
+        description = f"a collective batch that cannot be read: {read.first_problem}"
+        refusals.add_many(RefusalReason.BATCH, read.n_refused, description)
     for run in read.runs:
         rows.clusters.add(run.rank.cluster_id)
         try:

@@ -26,12 +26,12 @@ class Table:
 
     Attributes:
         name: In SQL.
-        says: What a row is, for the documentation that tenants read.
+        description: What a row is, for the documentation that tenants read.
         columns: Name and Arrow type, in the table's order, without ``ingested_at``, which the writer adds.
     """
 
     name: str
-    says: str
+    description: str
     columns: tuple[tuple[str, pa.DataType], ...]
 
     @property

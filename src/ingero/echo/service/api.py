@@ -266,7 +266,7 @@ def _describe(query: Any) -> dict[str, Any]:  # noqa: ANN401 - a Query of any ty
     return {
         "name": query.name,
         "title": query.title,
-        "description": query.says,
+        "description": query.description,
         "input_schema": query.input_schema(),
         "output_schema": query.output_schema(),
     }

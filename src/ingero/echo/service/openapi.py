@@ -78,7 +78,7 @@ def build_openapi(queries: Sequence[Query[Any, Any, Any]]) -> dict[str, Any]:
     structs = [struct for query in queries for struct in (query.args, query.result)]
     schemas, components = msgspec.json.schema_components(structs, ref_template=_SCHEMAS + "{name}")
     paths: dict[str, Any] = {
-        path: {"get": _get(path, says, schema)} for path, says, schema in _FIXED
+        path: {"get": _get(path, description, schema)} for path, description, schema in _FIXED
     }
     for query, arguments, answer in zip(queries, schemas[::2], schemas[1::2], strict=True):
         fields = components[answer["$ref"].removeprefix(_SCHEMAS)]["properties"]
@@ -103,7 +103,8 @@ def build_openapi(queries: Sequence[Query[Any, Any, Any]]) -> dict[str, Any]:
 
 def _answers(schema: dict[str, Any]) -> dict[str, Any]:
     errors = {
-        status: {"description": says, **_json(_ERROR_REF)} for status, says in _ERRORS.items()
+        status: {"description": description, **_json(_ERROR_REF)}
+        for status, description in _ERRORS.items()
     }
     return {"200": {"description": "The answer.", **_json(schema)}, **errors}
 
@@ -141,8 +142,8 @@ def _add_rows(answers: dict[str, Any], row: object) -> None:
     }
 
 
-def _get(path: str, says: str, schema: dict[str, Any]) -> dict[str, Any]:
-    operation: dict[str, Any] = {"summary": says, "responses": _answers(schema)}
+def _get(path: str, description: str, schema: dict[str, Any]) -> dict[str, Any]:
+    operation: dict[str, Any] = {"summary": description, "responses": _answers(schema)}
     if path in OPEN_PATHS:
         operation["security"] = [{}, {"bearer": []}]
     return operation
@@ -162,7 +163,7 @@ def _post(
     _add_rows(answers, fields["rows"]["items"])
     return {
         "summary": query.title,
-        "description": query.says,
+        "description": query.description,
         "operationId": query.name,
         "requestBody": {"required": True, **_json(body)},
         "responses": answers,

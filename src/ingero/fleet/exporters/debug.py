@@ -99,7 +99,7 @@ def _iter_lines(batch: Batch) -> list[str]:
 FACTORY: Final = ExporterFactory(
     type="debug",
     config=DebugConfig,
-    says="Writes what arrives to the log.",
+    description="Writes what arrives to the log.",
     stability=Stability.BETA,
     create=DebugExporter,
 )

@@ -165,7 +165,7 @@ def _check_files(config: FileConfig) -> None:
 FACTORY: Final = ExporterFactory(
     type="file",
     config=FileConfig,
-    says="Writes one OTLP/JSON request per line.",
+    description="Writes one OTLP/JSON request per line.",
     stability=Stability.BETA,
     metrics=(WRITTEN, ROTATIONS, UNFLUSHED),
     create=FileExporter,

@@ -79,7 +79,7 @@ def _build_settings(config: OtlpConfig, headers: MakeHeaders) -> GrpcSenderSetti
 FACTORY: Final = ExporterFactory(
     type="otlp",
     config=OtlpConfig,
-    says="OTLP over gRPC to another collector or store.",
+    description="OTLP over gRPC to another collector or store.",
     stability=Stability.BETA,
     metrics=SENDING_METRICS,
     create=OtlpExporter,

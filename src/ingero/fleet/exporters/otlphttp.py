@@ -92,7 +92,7 @@ class OtlpHttpExporter(QueuedOtlpExporter):
 FACTORY: Final = ExporterFactory(
     type="otlphttp",
     config=OtlpHttpConfig,
-    says="OTLP over HTTP to another collector or store.",
+    description="OTLP over HTTP to another collector or store.",
     stability=Stability.BETA,
     metrics=SENDING_METRICS,
     create=OtlpHttpExporter,

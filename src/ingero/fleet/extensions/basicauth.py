@@ -225,7 +225,7 @@ def _check_files(config: BasicAuthConfig) -> None:
 FACTORY: Final = ExtensionFactory(
     type="basicauth",
     config=BasicAuthConfig,
-    says="Checks and sends names with passwords.",
+    description="Checks and sends names with passwords.",
     stability=Stability.BETA,
     metrics=(REFUSED,),
     create=BasicAuth,

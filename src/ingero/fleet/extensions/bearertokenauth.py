@@ -192,7 +192,7 @@ def _read_line(line: str) -> _Token:
 FACTORY: Final = ExtensionFactory(
     type="bearertokenauth",
     config=BearerTokenAuthConfig,
-    says="Checks and sends bearer tokens.",
+    description="Checks and sends bearer tokens.",
     stability=Stability.BETA,
     metrics=(REFUSED,),
     create=BearerTokenAuth,

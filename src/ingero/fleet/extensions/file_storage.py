@@ -170,7 +170,7 @@ def _check_files(config: FileStorageConfig) -> None:
 FACTORY: Final = ExtensionFactory(
     type="file_storage",
     config=FileStorageConfig,
-    says="Keeps exporters' queues on disk, so that a killed process loses nothing.",
+    description="Keeps exporters' queues on disk, so that a killed process loses nothing.",
     stability=Stability.BETA,
     metrics=(WRITE_FAILURES, REMOVE_FAILURES, DAMAGED),
     create=FileStorage,

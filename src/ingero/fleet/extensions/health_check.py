@@ -82,7 +82,7 @@ def _create(component: ComponentId, config: HealthCheckConfig) -> ServedPages:
 FACTORY: Final = ExtensionFactory(
     type="health_check",
     config=HealthCheckConfig,
-    says="Answers 200 while the collector takes data.",
+    description="Answers 200 while the collector takes data.",
     stability=Stability.BETA,
     create=_create,
 )

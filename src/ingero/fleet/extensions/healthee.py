@@ -134,7 +134,7 @@ def _create(component: ComponentId, config: HealtheeConfig) -> ServedPages:
 FACTORY: Final = ExtensionFactory(
     type="healthee",
     config=HealtheeConfig,
-    says="An open probe, and the collector's whole state for those with a token.",
+    description="An open probe, and the collector's whole state for those with a token.",
     stability=Stability.BETA,
     create=_create,
 )

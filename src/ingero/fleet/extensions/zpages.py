@@ -160,7 +160,7 @@ def _create(component: ComponentId, config: ZpagesConfig) -> ServedPages:
 FACTORY: Final = ExtensionFactory(
     type="zpages",
     config=ZpagesConfig,
-    says="Pages that show what runs and how it does.",
+    description="Pages that show what runs and how it does.",
     stability=Stability.BETA,
     create=_create,
 )

@@ -22,11 +22,11 @@ _ITEMS: Final = {
 }
 
 
-def _by_signal(name: str, says: str) -> dict[Signal, MetricDeclaration]:
+def _by_signal(name: str, description: str) -> dict[Signal, MetricDeclaration]:
     return {
         signal: counter(
             f"otelcol_exporter_{name}_{items}_total",
-            says.format(items.replace("_", " ")),
+            description.format(items.replace("_", " ")),
             "exporter",
         )
         for signal, items in _ITEMS.items()

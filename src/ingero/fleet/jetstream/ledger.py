@@ -28,7 +28,7 @@ _log = logging.getLogger("ingero.fleet.nats")
 
 def _is_known(report: Mapping[str, str | None], said: Mapping[str, str]) -> bool:
     """Whether it says nothing else than was said: by the judge before, of what this one learned again."""
-    return all(said.get(about) == says for about, says in report.items())
+    return all(said.get(about) == description for about, description in report.items())
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,10 +136,10 @@ class LedgerOfCluster:
             if _is_known(report.said, document.said):
                 continue
             self._unsent.append(report)
-            for about, says in report.said.items():
+            for about, description in report.said.items():
                 document.pending[about] = document.said.pop(about, None)
-                if says is not None:
-                    document.said[about] = says
+                if description is not None:
+                    document.said[about] = description
         for about in list(document.said)[: max(0, len(document.said) - _MAX_SAID)]:
             del document.said[about]
 

@@ -54,7 +54,7 @@ class AttributesProcessor:
 FACTORY: Final = ProcessorFactory(
     type="attributes",
     config=AttributesConfig,
-    says="Changes attributes of data points, log records and spans.",
+    description="Changes attributes of data points, log records and spans.",
     signals=ALL_SIGNALS,
     stability=Stability.BETA,
     create=AttributesProcessor,

@@ -185,7 +185,7 @@ class BatchProcessor:
 FACTORY: Final = ProcessorFactory(
     type="batch",
     config=BatchConfig,
-    says="Joins small exports into larger ones.",
+    description="Joins small exports into larger ones.",
     stability=Stability.BETA,
     metrics=(SENDS, DROPPED),
     create=BatchProcessor,

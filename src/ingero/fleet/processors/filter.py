@@ -29,10 +29,10 @@ from ingero.telemetry.declare import counter
 FILTERED: Final = {
     signal: counter(
         f"otelcol_processor_filter_{name}_filtered_total",
-        f"The {says} that the settings leave out.",
+        f"The {description} that the settings leave out.",
         "processor",
     )
-    for signal, name, says in (
+    for signal, name, description in (
         (Signal.METRICS, "datapoints", "metric points"),
         (Signal.LOGS, "logs", "log records"),
         (Signal.TRACES, "spans", "spans"),
@@ -286,7 +286,7 @@ def _iter_texts(value: object) -> Iterator[str]:
 FACTORY: Final = ProcessorFactory(
     type="filter",
     config=FilterConfig,
-    says="Lets pass what names, severities or attributes say.",
+    description="Lets pass what names, severities or attributes say.",
     signals=ALL_SIGNALS,
     stability=Stability.BETA,
     metrics=tuple(FILTERED.values()),

@@ -154,11 +154,11 @@ class MemoryLimiter:
             resident = self._read()
         is_short = resident > self._soft
         if is_short is not self._is_short:
-            says = "is short: refusing batches" if is_short else "is enough again"
+            description = "is short: refusing batches" if is_short else "is enough again"
             _log.warning(
                 "processors.%s: memory %s (%s of %s)",
                 self._name,
-                says,
+                description,
                 format_size(resident),
                 format_size(self._soft),
             )
@@ -186,7 +186,7 @@ def read_total_bytes() -> int:
 FACTORY: Final = ProcessorFactory(
     type="memory_limiter",
     config=MemoryLimiterConfig,
-    says="Refuses batches while memory is short, so that pushers wait.",
+    description="Refuses batches while memory is short, so that pushers wait.",
     stability=Stability.BETA,
     metrics=(REFUSED, LIMITED),
     create=MemoryLimiter,

@@ -262,7 +262,7 @@ def _check_files(config: ProviderLookupConfig) -> None:
 FACTORY: Final = ProcessorFactory(
     type="provider_lookup",
     config=ProviderLookupConfig,
-    says="Names the provider of each node from a mapping file.",
+    description="Names the provider of each node from a mapping file.",
     signals=ALL_SIGNALS,
     stability=Stability.BETA,
     metrics=(RELOADS,),

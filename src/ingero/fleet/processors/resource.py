@@ -58,7 +58,7 @@ class ResourceProcessor:
 FACTORY: Final = ProcessorFactory(
     type="resource",
     config=ResourceConfig,
-    says="Changes attributes of resources.",
+    description="Changes attributes of resources.",
     signals=ALL_SIGNALS,
     stability=Stability.BETA,
     create=ResourceProcessor,

@@ -172,9 +172,15 @@ def _add_throttled(parts: list[CausePart], throttled_ns: float, after: Work) -> 
             continue
         held_ns = throttled_ns * doing_ns[part.kind] / whole_ns
         per_op = format_duration(round(held_ns / after.n_ops))
-        says = (f"held back for it by its quota {per_op} an operation",) if held_ns > 0 else ()
+        description = (
+            (f"held back for it by its quota {per_op} an operation",) if held_ns > 0 else ()
+        )
         added.append(
-            replace(part, extra_ns=doing_ns[part.kind] + held_ns, evidence=(*part.evidence, *says))
+            replace(
+                part,
+                extra_ns=doing_ns[part.kind] + held_ns,
+                evidence=(*part.evidence, *description),
+            )
         )
     return added
 
@@ -229,10 +235,10 @@ def _scale(seen: OffCpuTimes, after: Work) -> list[CausePart]:
 
     def part(kind: CauseKind, took_ns: int, *further: str) -> CausePart:
         per_op_ns = took_ns / seen.n_ops
-        says = (
+        description = (
             f"{format_duration(round(per_op_ns))} an operation, of {seen.n_ops} that were watched"
         )
-        return CausePart(kind, per_op_ns * after.n_ops, (says, *further, *lost))
+        return CausePart(kind, per_op_ns * after.n_ops, (description, *further, *lost))
 
     by_workers_ns = round(seen.worker_io_ns / seen.n_ops)
     workers = f"of it {format_duration(by_workers_ns)} waiting for its worker processes, which are never idle"
@@ -275,13 +281,13 @@ def _compare(
         CausePart(
             CauseKind.CPU_QUOTA,
             throttled_ns * by_quota,
-            (f"throttled {held.says}", *of_whom, *_describe_quota(then, after)),
+            (f"throttled {held.description}", *of_whom, *_describe_quota(then, after)),
         ),
         CausePart(
             CauseKind.CPU_CONTENTION,
             throttled_ns * by_others + queued_ns,
             (
-                f"ready to run and not running {ready.says}",
+                f"ready to run and not running {ready.description}",
                 *of_whom,
                 *(_describe_neighbours(neighbours, now) if by_others else ()),
                 *_describe_place(then, now),
@@ -291,7 +297,7 @@ def _compare(
         CausePart(
             CauseKind.MORE_COMPUTING,
             computing.extra_ns,
-            (f"on a processor {computing.says}", *of_whom),
+            (f"on a processor {computing.description}", *of_whom),
         ),
     ]
     return parts, throttled_ns * by_itself
@@ -304,18 +310,18 @@ class _Change:
     Attributes:
         extra_ns: Since onset beyond what it took then; 0 when it is less.
         then_ns: An operation then.
-        says: For a person.
+        description: For a person.
     """
 
     extra_ns: float
     then_ns: float
-    says: str
+    description: str
 
     @classmethod
     def of(cls, then_ns: float, now_ns: float, then: WorkRates, now: WorkRates) -> _Change:
         took, was = format_duration(round(now_ns)), format_duration(round(then_ns))
-        says = f"{took} an operation, {_describe_then(then, was)}"
-        return cls(max(now_ns - then_ns, 0.0) * now.n_ops, then_ns, says)
+        description = f"{took} an operation, {_describe_then(then, was)}"
+        return cls(max(now_ns - then_ns, 0.0) * now.n_ops, then_ns, description)
 
 
 def _describe_then(then: WorkRates, was: str) -> str:

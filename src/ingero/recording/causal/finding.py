@@ -105,13 +105,13 @@ class Rule:
 
     Attributes:
         name: Stable identifier.
-        says: What it finds, for people.
+        description: What it finds, for people.
         find: Looks at the evidence and returns its findings; an empty list on a healthy recording.
         needs: What it has to have rows of. Nothing means that single rows are what it finds.
     """
 
     name: str
-    says: str
+    description: str
     find: Find
     needs: Needs = Needs()
 
@@ -120,12 +120,12 @@ Find = Callable[[Evidence], Iterable[Finding | Unjudged]]
 Judge = Callable[[Evidence, Process], Finding | Unjudged | None]
 
 
-def rule(name: str, says: str, needs: Needs = Needs()) -> Callable[[Find], Rule]:
+def rule(name: str, description: str, needs: Needs = Needs()) -> Callable[[Find], Rule]:
     """Make a rule of a function that looks at all of the evidence."""
-    return lambda find: Rule(name, says, find, needs)
+    return lambda find: Rule(name, description, find, needs)
 
 
-def process_rule(name: str, says: str, needs: Needs) -> Callable[[Judge], Rule]:
+def process_rule(name: str, description: str, needs: Needs) -> Callable[[Judge], Rule]:
     """Make a rule of a function that looks at one process that uses a GPU, and finds one thing at most."""
 
     def build(judge: Judge) -> Rule:
@@ -133,7 +133,7 @@ def process_rule(name: str, says: str, needs: Needs) -> Callable[[Judge], Rule]:
             found = (judge(evidence, process) for process in evidence.gpu_processes)
             return [one for one in found if one is not None]
 
-        return Rule(name, says, find, needs)
+        return Rule(name, description, find, needs)
 
     return build
 

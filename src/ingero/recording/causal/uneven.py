@@ -96,18 +96,18 @@ def find_uneven_causes(watched: WatchedOps, lines: CodeLines | None = None) -> E
     )
 
     def part(kind: CauseKind, spent_ns: float, what: str, *further: str) -> CausePart:
-        says = f"{beyond}: {each(spent_ns)} of it {what}"
-        return CausePart(kind, spent_ns, (says, *further, *lost))
+        description = f"{beyond}: {each(spent_ns)} of it {what}"
+        return CausePart(kind, spent_ns, (description, *further, *lost))
 
     running = [] if lines is None else describe_lines("running", lines.running, lines)
     waiting = [] if lines is None else describe_lines("waiting", lines.waiting, lines)
     computing = part(CauseKind.MORE_COMPUTING, grown["computing"], "on a processor", *running)
     if by_itself_ns > 0:
-        says = f"held back for it by its quota {each(by_itself_ns)}"
+        description = f"held back for it by its quota {each(by_itself_ns)}"
         computing = replace(
             computing,
             extra_ns=computing.extra_ns + by_itself_ns,
-            evidence=(computing.evidence[0], says, *computing.evidence[1:]),
+            evidence=(computing.evidence[0], description, *computing.evidence[1:]),
         )
     parts = [
         computing,

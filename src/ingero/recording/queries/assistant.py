@@ -78,7 +78,7 @@ def _stats(context: RecordingFile, args: PageArgs) -> StatsAnswer:
 STATS = Query(
     name="get_trace_stats",
     title="Operation statistics",
-    says=(
+    description=(
         "Count (exact where the recording counted), p50, p95 and p99 in µs and share of wall time of every operation "
         "of every process, most time first."
     ),
@@ -180,7 +180,7 @@ def _chains(context: RecordingFile, args: ChainsArgs) -> ChainsAnswer:
 CHAINS = Query(
     name="get_causal_chains",
     title="What went wrong",
-    says=(
+    description=(
         "Problems of this recording, each once, worst first: severity, what happened, causes with the share of the "
         "lost time each explains (below 20 % nothing is named; 'unexplained' is an answer), next steps. tsc=false adds "
         "evidence, what was ruled out and data coverage. An empty list means that the rules in looked.judged found "
@@ -239,7 +239,7 @@ def _investigate(context: RecordingFile, args: InvestigateArgs) -> InvestigateAn
 INVESTIGATE: Query[Any, Any, Any] = Query(
     name="investigate",
     title="Begin here",
-    says="One call that begins an investigation: what was recorded, the worst problems, the busiest "
+    description="One call that begins an investigation: what was recorded, the worst problems, the busiest "
     "operations, what to ask next.",
     args=InvestigateArgs,
     result=InvestigateAnswer,

@@ -41,14 +41,18 @@ def _demo(context: RecordingFile, args: DemoArgs) -> DemoAnswer:
     explained = explain(chosen[0].build().build())
     incidents = [short_incident(incident, explained.start_ns) for incident in explained.incidents]
     return DemoAnswer(
-        chosen[0].name, chosen[0].says, explained.n_events, synthetic=True, incidents=incidents
+        chosen[0].name,
+        chosen[0].description,
+        explained.n_events,
+        synthetic=True,
+        incidents=incidents,
     )
 
 
 DEMO = Query(
     name="run_demo",
     title="Known faults",
-    says="Play a synthetic fault and show what the engine says about it; needs no GPU and no recording.",
+    description="Play a synthetic fault and show what the engine says about it; needs no GPU and no recording.",
     args=DemoArgs,
     result=DemoAnswer,
     run=_demo,

@@ -152,7 +152,7 @@ _TABLES: Final = {
 FLEET = Query(
     name="query_fleet",
     title="The same of other nodes",
-    says=(
+    description=(
         "Ask the dashboards of the nodes that the server was started with: incidents, operations, an overview, or one "
         "SELECT. One table, node first; nodes that failed are named; times are µs. Rows are not shifted by "
         "clock offsets."
@@ -204,7 +204,7 @@ def _page(context: RecordingFile, args: PagerArgs) -> PageAnswer:
 PAGE = Query(
     name="pagerduty_trigger",
     title="Page people",
-    says=(
+    description=(
         "Open a PagerDuty incident: wakes people. Only when the user asked for it, and only with findings of the other "
         "tools. Answers an error and sends nothing unless the server was given a routing key."
     ),

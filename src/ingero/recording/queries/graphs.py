@@ -105,7 +105,8 @@ def _lifecycle(context: RecordingFile, args: GraphArgs) -> LifecycleAnswer:
 LIFECYCLE = Query(
     name="graph_lifecycle",
     title="CUDA graph lifecycle",
-    says="Captures, instantiations and launches of a process in time order, with totals and launches per capture.",
+    description="Captures, instantiations and launches of a process in time order, with totals and launches per "
+    "capture.",
     args=GraphArgs,
     result=LifecycleAnswer,
     run=_lifecycle,
@@ -178,7 +179,7 @@ def _kind(launches: int, window_s: float, median: float) -> str:
 FREQUENCY = Query(
     name="graph_frequency",
     title="CUDA graph launch rates",
-    says="How often each executable graph of a process is launched, and which never are.",
+    description="How often each executable graph of a process is launched, and which never are.",
     args=FrequencyArgs,
     result=FrequencyAnswer,
     run=_frequency,

@@ -96,7 +96,7 @@ def _coverage_line(recording: Recording) -> CheckLine:
 CHECK = Query(
     name="get_check",
     title="What this recording can answer",
-    says="Which kinds of events the recording holds, how much was lost, and which questions that allows.",
+    description="Which kinds of events the recording holds, how much was lost, and which questions that allows.",
     args=NoArgs,
     result=CheckAnswer,
     run=_check,
@@ -129,7 +129,7 @@ def _report(context: RecordingFile, args: ReportArgs) -> ReportAnswer:
 REPORT = Query(
     name="get_test_report",
     title="Test report",
-    says="The report of an integration test run, when one lies beside the recording (logs/test-report.json).",
+    description="The report of an integration test run, when one lies beside the recording (logs/test-report.json).",
     args=ReportArgs,
     result=ReportAnswer,
     run=_report,

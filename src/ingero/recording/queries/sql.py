@@ -69,7 +69,7 @@ def _run(context: RecordingFile, args: SqlArgs) -> SqlResult:
 SQL = Query(
     name="run_sql",
     title="SQL over the recording",
-    says=(
+    description=(
         "Run one SELECT, read-only, up to 30 s, 10000 rows and 1 MiB. events(timestamp ns, pid, tid, source, op, "
         "duration ns, arg0, arg1, ret_code, stack_hash, node, cgroup_id, …); sources and ops name the codes; "
         "event_aggregates holds exact counts per minute; process_names names pids. Rows may be a sample: coverage "

@@ -250,7 +250,7 @@ def _frame_text(frame: object) -> str:
 STACKS = Query(
     name="get_stacks",
     title="Code paths",
-    says="Stacks of an operation, most used first, with mean, least and most time, leaf first.",
+    description="Stacks of an operation, most used first, with mean, least and most time, leaf first.",
     args=StacksArgs,
     result=StacksAnswer,
     run=_stacks,

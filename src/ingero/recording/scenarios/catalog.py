@@ -19,13 +19,13 @@ class Scenario:
     Attributes:
         name: What ``ingero demo`` is given.
         aliases: Other names for it.
-        says: The story, without the diagnosis.
+        description: The story, without the diagnosis.
         build: Makes the recording.
     """
 
     name: str
     aliases: tuple[str, ...]
-    says: str
+    description: str
     build: Callable[[], RecordingBuilder]
 
 

@@ -27,14 +27,14 @@ REASON_MAX: Final = 500
 def describe_action(record: ActionRecord, event: str) -> dict[str, Any]:
     """What a command or a webhook is given: ``event`` is ``drain`` or ``undo``."""
     evidence = record.evidence
-    says = f"{evidence.get('verdict', '')} on {record.node_id}: {evidence.get('reason', '')}"
+    description = f"{evidence.get('verdict', '')} on {record.node_id}: {evidence.get('reason', '')}"
     return {
         "event": event,
         "id": record.action_id,
         "episode": record.episode,
         "cluster_id": record.cluster_id,
         "node_id": record.node_id,
-        "reason": write_reason(record, says, REASON_MAX),
+        "reason": write_reason(record, description, REASON_MAX),
         "evidence": dict(evidence),
         "clauses": [dict(clause) for clause in record.clauses],
     }
@@ -92,8 +92,8 @@ class CommandActuator:
         except OSError as error:
             raise PermanentError(f"{command[0]} cannot be started: {error.strerror}") from error
         if done.returncode:
-            says = " ".join((done.stderr or done.stdout).split())[:200]
-            problem = f"{command[0]} ended with {done.returncode}: {says}"
+            description = " ".join((done.stderr or done.stdout).split())[:200]
+            problem = f"{command[0]} ended with {done.returncode}: {description}"
             is_unknown = done.returncode == EX_TEMPFAIL or done.returncode < 0
             raise RetryableError(problem) if is_unknown else PermanentError(problem)
 

@@ -50,12 +50,12 @@ def said(doing: str) -> Iterator[None]:
         yield
     except httpx2.HTTPStatusError as error:
         status = error.response.status_code
-        says = f"Kubernetes does not {doing}: {error}"
+        description = f"Kubernetes does not {doing}: {error}"
         if status == HTTPStatus.CONFLICT:
-            raise ConflictError(says) from error
+            raise ConflictError(description) from error
         if status in _PASSING or status >= HTTPStatus.INTERNAL_SERVER_ERROR:
-            raise RetryableError(says) from error
-        raise PermanentError(says) from error
+            raise RetryableError(description) from error
+        raise PermanentError(description) from error
     except httpx2.HTTPError as error:
         problem = str(error) or type(error).__name__
         raise RetryableError(f"Kubernetes' API server does not answer: {problem}") from error

@@ -99,9 +99,9 @@ class NvsentinelActuator:
 
     def apply(self, record: ActionRecord) -> None:
         """Send that the node is not well."""
-        says = write_reason(record, describe_worker(record), MAX_MESSAGE_CHARS)
+        description = write_reason(record, describe_worker(record), MAX_MESSAGE_CHARS)
         action = self._config.recommended_action
-        event = self._build(record, says, is_healthy=False)
+        event = self._build(record, description, is_healthy=False)
         event.isFatal = action != "NONE"  # as NVSentinel itself derives it
         event.recommendedAction = ACTIONS[action]
         event.errorCode.append(ERROR_CODE)
@@ -112,17 +112,17 @@ class NvsentinelActuator:
 
     def reverse(self, record: ActionRecord) -> None:
         """Send that it is well again."""
-        says = write_reason(record, "undone", MAX_MESSAGE_CHARS)
-        self._send(self._build(record, says, is_healthy=True))
+        description = write_reason(record, "undone", MAX_MESSAGE_CHARS)
+        self._send(self._build(record, description, is_healthy=True))
 
-    def _build(self, record: ActionRecord, says: str, *, is_healthy: bool) -> Any:  # noqa: ANN401 - a message of the table
+    def _build(self, record: ActionRecord, description: str, *, is_healthy: bool) -> Any:  # noqa: ANN401 - a message of the table
         event = MESSAGES["HealthEvent"](
             version=1,
             agent=AGENT,
             componentClass=self._config.component_class,
             checkName=CHECK,
             isHealthy=is_healthy,
-            message=says,
+            message=description,
             nodeName=record.target,
             processingStrategy=STRATEGIES[self._config.strategy],
         )

@@ -30,12 +30,12 @@ class PairJob:
     Attributes:
         state: Where it is.
         job: Its id; empty for none.
-        says: Why it waits or failed, or what it printed.
+        description: Why it waits or failed, or what it printed.
     """
 
     state: PairJobState
     job: str = ""
-    says: str = ""
+    description: str = ""
 
 
 @runtime_checkable

@@ -204,10 +204,10 @@ def _enter_world(state: RankState, world: StoppedGroup, dump: ReadDump) -> RankS
 def _gather_groups(folder: _Folder, n_ranks: int | None) -> dict[str, StoppedGroup]:
     """Communicators of which no dump names the members, by name; the default one also under the empty name."""
     users: dict[str, set[int]] = {}
-    says: dict[str, str] = {}
+    descriptions: dict[str, str] = {}
     sizes: dict[str, int] = {}
     for rank, dump in folder.dumps.items():
-        says.update(dump.used)
+        descriptions.update(dump.used)
         for name in dump.used:
             users.setdefault(name, set()).add(rank)
         for name, size in dump.sizes.items():
@@ -215,15 +215,20 @@ def _gather_groups(folder: _Folder, n_ranks: int | None) -> dict[str, StoppedGro
     gathered = {}
     for name, members in users.items():
         n_members = sizes.get(name)
-        if says[name] == _DEFAULT_GROUP:
+        if descriptions[name] == _DEFAULT_GROUP:
             known = max(n_members or 0, n_ranks or 0, len(folder.asked))
             n_all = min(MAX_RANKS, max(known, *(rank + 1 for rank in folder.dumps)))
-            world = StoppedGroup(name, tuple(range(n_all)), says[name], is_whole=known == n_all)
+            world = StoppedGroup(
+                name, tuple(range(n_all)), descriptions[name], is_whole=known == n_all
+            )
             gathered[name] = gathered[""] = world
         else:
             ranks = tuple(sorted(members))
             gathered[name] = StoppedGroup(
-                name, ranks, says[name], is_whole=n_members is not None and n_members == len(ranks)
+                name,
+                ranks,
+                descriptions[name],
+                is_whole=n_members is not None and n_members == len(ranks),
             )
     return gathered
 

@@ -152,7 +152,10 @@ class Engine(Closing):
         way, calls, refused = load_calls(self._settings.probe_mode, sizes)
         self.missing += [
             Missing(
-                one.way.says, one.error.message, one.error.hint, f"calls are probed by {way.says}"
+                one.way.description,
+                one.error.message,
+                one.error.hint,
+                f"calls are probed by {way.description}",
             )
             for one in refused
         ]

@@ -91,7 +91,7 @@ def load_host_probe(
             loaded.close()
             raise UnsupportedError("; ".join(one.reason for one in refusals))
         attach_points = {
-            place.program: place.says for hook in probe.hooks for place in hook.attach_points
+            place.program: place.description for hook in probe.hooks for place in hook.attach_points
         }
         return LoadedProbe(
             loaded, tuple(attach_points[name] for name in bound.values()), tuple(refusals)
@@ -123,8 +123,10 @@ def attach_host_probe(
             else:
                 links.append(syscalls.attach_tracing(fd))
         except (OSError, UnsupportedError) as error:
-            says = error.message if isinstance(error, UnsupportedError) else str(error.strerror)
-            reason = _describe(name, says)
+            description = (
+                error.message if isinstance(error, UnsupportedError) else str(error.strerror)
+            )
+            reason = _describe(name, description)
             refusals.append(Refusal(name, reason, probe.costs))
     return links, refusals
 

@@ -15,14 +15,14 @@ class AttachPoint:
 
     Attributes:
         program: The program for it.
-        says: What users would call it.
+        description: What users would call it.
         needs: A name in the kernel's type information: ``btf_trace_NAME`` for a tracepoint, a function's for its entry
             or exit.
         n_arguments: Arguments that the tracepoint must have; 0 for any number.
     """
 
     program: str
-    says: str
+    description: str
     needs: str
     n_arguments: int = 0
 
@@ -93,7 +93,7 @@ class HostProbe:
         name: The stem of ``bpf/<name>.bpf.c`` and what users call it.
         ring: Its ring's map.
         record: Its record, ``struct ig_<record>``.
-        says: What it tells.
+        description: What it tells.
         costs: What is missing without it.
         wakes: Whether a record should be read at once.
         filtering: Programs that are needed only where a filter says whom to watch.
@@ -105,7 +105,7 @@ class HostProbe:
     name: str
     ring: str
     record: str
-    says: str
+    description: str
     costs: str
     wakes: bool = False
     filtering: tuple[str, ...] = ()

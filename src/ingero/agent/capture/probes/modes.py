@@ -26,7 +26,7 @@ class Way:
 
     Attributes:
         mode: What users call it.
-        says: What is attached.
+        description: What is attached.
         costs: What it takes, as ``python -m benchmarks probe_cost`` measures it.
         since: The first Linux that has it.
         needs: A name in the kernel's type information that came with it.
@@ -35,7 +35,7 @@ class Way:
     """
 
     mode: ProbeMode
-    says: str
+    description: str
     costs: str
     since: str
     needs: str
@@ -115,7 +115,7 @@ def _find_ways(mode: ProbeMode) -> list[Way]:
         return found
     asked = [way for way in WAYS if way.mode is mode][-1]  # the oldest
     raise UnsupportedError(
-        f"{describe_kernel()} cannot probe calls by {asked.says}: that needs Linux {asked.since}",
+        f"{describe_kernel()} cannot probe calls by {asked.description}: that needs Linux {asked.since}",
         hint=f"give --probe-mode {ProbeMode.AUTO}, which takes what the kernel has",
     )
 

@@ -40,17 +40,20 @@ class AlerterPage:
             ("evicted_total", "counter", "Episodes forgotten because there were too many.",
              [("", episodes.n_evicted)]),
         ]  # fmt: skip
-        for name, field, says in _OUTCOMES:
+        for name, field, description in _OUTCOMES:
             points = [
                 (f'{{receiver="{receiver}"}}', int(getattr(counts, field)))
                 for receiver, counts in sorted(self._counts.items())
             ]
-            families.append((name, "counter", says, points))
+            families.append((name, "counter", description, points))
         return "".join(
             render_family(
-                f"ingero_alerter_{name}", kind, says, [(labels, str(n)) for labels, n in points]
+                f"ingero_alerter_{name}",
+                kind,
+                description,
+                [(labels, str(n)) for labels, n in points],
             )
-            for name, kind, says, points in families
+            for name, kind, description, points in families
         )
 
     def readiness(self, _window_ns: int) -> tuple[bool, str]:

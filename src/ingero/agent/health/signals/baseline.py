@@ -54,7 +54,9 @@ class BaselineSettings:
             ("warmup", self.warmup >= 0, "must not be negative"),
             ("floor_warmth_min", 0 <= self.floor_warmth_min <= 1, "must be between 0 and 1"),
         )
-        problems = [ConfigProblem(name, says) for name, holds, says in rules if not holds]
+        problems = [
+            ConfigProblem(name, description) for name, holds, description in rules if not holds
+        ]
         if problems:
             raise ConfigError(problems)
 

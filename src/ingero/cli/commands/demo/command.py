@@ -36,12 +36,12 @@ class OutputForm:
 
     Attributes:
         name: For ``--json``: synthetic, simulator or gpu.
-        says: For a person.
+        description: For a person.
         record: Records a scenario into a new file; may raise our errors.
     """
 
     name: str
-    says: str
+    description: str
     record: Callable[[str, Path], None]
 
 
@@ -52,13 +52,13 @@ class Demo:
     Attributes:
         name: What the user types.
         aliases: Other names for it.
-        says: One line for the list.
+        description: One line for the list.
         play: Plays it; may raise our errors. Gets the path to keep its recording at, or None, and how to make it.
     """
 
     name: str
     aliases: tuple[str, ...]
-    says: str
+    description: str
     play: Callable[[Path | None, OutputForm], Played]
 
 
@@ -78,7 +78,7 @@ def _run_simulator() -> OutputForm:
 
     target = find_simulator()
     return OutputForm(
-        "simulator", target.says, lambda name, path: record_scenario(name, path, target)
+        "simulator", target.description, lambda name, path: record_scenario(name, path, target)
     )
 
 
@@ -86,7 +86,9 @@ def _run_gpu(libcudart: Path | None) -> OutputForm:
     from ingero.cli.commands.demo.live import find_gpu, record_scenario
 
     target = find_gpu(libcudart)
-    return OutputForm("gpu", target.says, lambda name, path: record_scenario(name, path, target))
+    return OutputForm(
+        "gpu", target.description, lambda name, path: record_scenario(name, path, target)
+    )
 
 
 def _play_scenario(name: str) -> Callable[[Path | None, OutputForm], Played]:
@@ -100,7 +102,7 @@ def _play_scenario(name: str) -> Callable[[Path | None, OutputForm], Played]:
         from ingero.recording.queries.window import Wanted, load_part
         from ingero.recording.scenarios.catalog import SCENARIOS
 
-        (says,) = (scenario.says for scenario in SCENARIOS if scenario.name == name)
+        (description,) = (scenario.description for scenario in SCENARIOS if scenario.name == name)
         with TemporaryDirectory(prefix="ingero-demo-") as folder:
             path = keep or Path(folder) / "demo.db"
             form.record(name, path)
@@ -110,12 +112,12 @@ def _play_scenario(name: str) -> Callable[[Path | None, OutputForm], Played]:
             "type": "demo",
             "name": name,
             "scenario": name,
-            "story": says,
+            "story": description,
             "form": form.name,
             "synthetic": form.name == "synthetic",
         }
         lines = [head, *_event_lines(recording), *_result_lines(name, answer)]
-        return Played(f"{says}\n({form.says})\n\n{as_text(answer)}", lines)
+        return Played(f"{description}\n({form.description})\n\n{as_text(answer)}", lines)
 
     return play
 
@@ -143,8 +145,8 @@ def _result_lines(name: str, answer: ExplainAnswer) -> Iterator[dict[str, Any]]:
     }
 
 
-def _scenario(name: str, says: str, *aliases: str) -> Demo:
-    return Demo(name, aliases, says, _play_scenario(name))
+def _scenario(name: str, description: str, *aliases: str) -> Demo:
+    return Demo(name, aliases, description, _play_scenario(name))
 
 
 DEMOS: Final[tuple[Demo, ...]] = (
@@ -226,7 +228,7 @@ def command(name: str, config: DemoConfig) -> None:
     """
     chosen = [demo for demo in DEMOS if name in {"all", demo.name, *demo.aliases}]
     if not chosen:
-        names = "\n".join(f"  {demo.name:<18} {demo.says}" for demo in DEMOS)
+        names = "\n".join(f"  {demo.name:<18} {demo.description}" for demo in DEMOS)
         raise click.UsageError(f"no demo is called {name!r}. There are:\n{names}")
     keep = config.keep
     if keep is not None and (len(chosen) > 1 or keep.exists()):
@@ -237,5 +239,5 @@ def command(name: str, config: DemoConfig) -> None:
             for line in demo.play(keep, form).lines:
                 click.echo(json.dumps(line, separators=(",", ":")))
             continue
-        click.echo(click.style(f"── {demo.name}: {demo.says} ", bold=True))
+        click.echo(click.style(f"── {demo.name}: {demo.description} ", bold=True))
         click.echo(demo.play(keep, form).text + "\n")

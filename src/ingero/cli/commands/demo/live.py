@@ -44,14 +44,14 @@ class Target:
     """What a scenario runs on.
 
     Attributes:
-        says: In words.
+        description: In words.
         library: Its libcudart.
         files: Libraries to probe before the program loads them.
         environment: Of the program.
         is_simulated: It takes the simulator's settings.
     """
 
-    says: str
+    description: str
     library: str
     files: tuple[Path, ...]
     environment: Mapping[str, str]
@@ -66,7 +66,7 @@ def find_simulator() -> Target:
     """
     folder = get_program().parent
     return Target(
-        says="a program on the simulator, traced: no GPU was involved",
+        description="a program on the simulator, traced: no GPU was involved",
         library=str(folder / _CUDART),
         files=tuple(sorted(folder.glob("lib*"))),
         environment={"PATH": os.defpath, "LD_LIBRARY_PATH": str(folder), **_SOURCES},
@@ -88,7 +88,7 @@ def find_gpu(libcudart: Path | None = None, control: Path = CONTROL) -> Target:
     library = find_runtime([str(libcudart)] if libcudart else iter_runtimes())
     drivers = [path for path in iter_installed() if path.name.startswith("libcuda.so")]
     return Target(
-        says=f"a program on this machine's GPU with {library}, traced",
+        description=f"a program on this machine's GPU with {library}, traced",
         library=library,
         files=(*([Path(library)] if "/" in library else []), *drivers),
         environment={**build_child_environment(find_invoker()), **_SOURCES, **_PAY_EVERY_TIME},

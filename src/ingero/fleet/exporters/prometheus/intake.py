@@ -282,8 +282,8 @@ class SeriesIntake:
             with_suffixes=self._config.add_metric_suffixes,
         )
         shown = FamilyKind.GAUGE if is_gauge else _KINDS[kind]
-        says = description or f"{name}, which its sender did not describe."
-        return FamilyFacts(built, shown, says) if built.strip("_") else None
+        help_text = description or f"{name}, which its sender did not describe."
+        return FamilyFacts(built, shown, help_text) if built.strip("_") else None
 
     def _know_attributes(self, alias: str, attributes: Mapping[str, Any]) -> int | None:
         """The index of a point's labels; None, counted, when they are new and no series is taken any more."""

@@ -90,7 +90,7 @@ def _open_sender(config: RemoteWriteConfig, host: Host, headers: MakeHeaders) ->
 FACTORY: Final = ExporterFactory(
     type="prometheusremotewrite",
     config=RemoteWriteConfig,
-    says="Metrics into a Prometheus that takes remote writes.",
+    description="Metrics into a Prometheus that takes remote writes.",
     signals=METRICS_ONLY,
     stability=Stability.BETA,
     metrics=SENDING_METRICS,

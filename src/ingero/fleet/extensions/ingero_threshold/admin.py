@@ -51,7 +51,7 @@ def answer_admin(
 def read_page(routes: Sequence[AdminRoute], path: str, query_string: bytes) -> tuple[int, Any]:
     """Status and body of one page."""
     if path.rstrip("/") in {"", ADMIN_ROOT}:
-        pages = {route.path: route.says for route in routes}
+        pages = {route.path: route.description for route in routes}
         return 200, {"pages": dict(sorted(pages.items()))}
     matching = [route for route in routes if route.path == path]
     if not matching:

@@ -133,7 +133,10 @@ class _ServicePages:
             ),
             ("live", "What the live page can show.", self._live.show_setup),
         )
-        return [AdminRoute(f"{ADMIN_ROOT}/{name}", says, read) for name, says, read in pages]
+        return [
+            AdminRoute(f"{ADMIN_ROOT}/{name}", description, read)
+            for name, description, read in pages
+        ]
 
     def _config(self, query: Mapping[str, str]) -> dict[str, Any]:
         del query
@@ -146,7 +149,7 @@ class _ServicePages:
 FACTORY = ExtensionFactory(
     type="ingero_threshold",
     config=IngeroThresholdConfig,
-    says="Tells agents their threshold, on answers to pushes and on request, and shows admin pages.",
+    description="Tells agents their threshold, on answers to pushes and on request, and shows admin pages.",
     stability=Stability.BETA,
     metrics=(REQUESTS, HANDSHAKES_REFUSED),
     create=IngeroThresholdExtension,

@@ -188,7 +188,7 @@ def _note_sender(push: PushContext, rank: Rank) -> None:
 FACTORY = ProcessorFactory(
     type="nccl",
     config=NcclConfig,
-    says="Names the rank that others wait for, who waited, and what it cost, from collective records.",
+    description="Names the rank that others wait for, who waited, and what it cost, from collective records.",
     signals=frozenset({Signal.METRICS, Signal.LOGS}),
     stability=Stability.BETA,
     metrics=telemetry.METRICS,

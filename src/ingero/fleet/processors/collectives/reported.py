@@ -34,10 +34,10 @@ def describe_changes(changes: Iterable[VerdictChange]) -> dict[str, str | None]:
 def read_reported(said: Mapping[str, str]) -> dict[Worker, VerdictKind]:
     """The verdicts among what was said; a kind that this release does not know is left out."""
     found = {}
-    for about, says in said.items():
+    for about, description in said.items():
         if about.startswith(_VERDICT):
             with suppress(ValueError):
-                found[Worker(*json.loads(about.removeprefix(_VERDICT)))] = VerdictKind(says)
+                found[Worker(*json.loads(about.removeprefix(_VERDICT)))] = VerdictKind(description)
     return found
 
 

@@ -43,7 +43,8 @@ class AdminPages:
             ),
         }
         return [
-            AdminRoute(f"{ADMIN_ROOT}/{name}", says, read) for name, (read, says) in pages.items()
+            AdminRoute(f"{ADMIN_ROOT}/{name}", description, read)
+            for name, (read, description) in pages.items()
         ]
 
     def _clusters(self, query: Mapping[str, str]) -> dict[str, Any]:

@@ -116,12 +116,12 @@ def _describe(episode: Episode) -> str:
     last = episode.last
     if episode.outcome is not None:
         return f"{episode.node_id} is no straggler any more: {episode.outcome.value}"
-    says = [f"{episode.node_id} is a straggler"]
+    description = [f"{episode.node_id} is a straggler"]
     if last.score is not None and last.threshold is not None:
-        says.append(f"score {last.score:.3f} under {last.threshold:.3f}")
+        description.append(f"score {last.score:.3f} under {last.threshold:.3f}")
     if last.dominant_signal:
-        says.append(last.dominant_signal)
-    return ", ".join(says)
+        description.append(last.dominant_signal)
+    return ", ".join(description)
 
 
 _EVENTS: Final = {
@@ -145,11 +145,11 @@ def write_lines(log: RateLimitedLog, notifications: Iterable[Notification]) -> N
     """One line for each, as far as the limit allows."""
     for one in notifications:
         if isinstance(one, ClusterEvent):
-            level, says = _EVENTS[one.kind, one.is_on]
+            level, description = _EVENTS[one.kind, one.is_on]
             fields: dict[str, FieldValue] = {"cluster": one.cluster_id or None, **one.values}
             if one.began_wall_ns is not None:
                 fields["lasted_s"] = _seconds(one.wall_ns - one.began_wall_ns)
-            log.write((one.kind, one.cluster_id), level, says, **fields)
+            log.write((one.kind, one.cluster_id), level, description, **fields)
         else:
             _write_episode(log, one)
 
@@ -164,12 +164,12 @@ def _write_episode(log: RateLimitedLog, episode: Episode) -> None:
         "mode": last.mode or None,
         "signal": last.dominant_signal or None,
     }
-    level, says = logging.WARNING, "straggler episode began"
+    level, description = logging.WARNING, "straggler episode began"
     if episode.outcome is not None and closed_ns is not None:
-        level, says = logging.INFO, "straggler episode ended"
+        level, description = logging.INFO, "straggler episode ended"
         fields["outcome"] = episode.outcome.value
         fields["lasted_s"] = _seconds(closed_ns - episode.opened_wall_ns)
-    log.write(("episode", episode.cluster_id, episode.node_id), level, says, **fields)
+    log.write(("episode", episode.cluster_id, episode.node_id), level, description, **fields)
 
 
 def _seconds(duration_ns: int) -> float:

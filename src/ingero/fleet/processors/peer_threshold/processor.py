@@ -212,7 +212,7 @@ class _Reporter:
 FACTORY = ProcessorFactory(
     type="ingero",
     config=IngeroConfig,
-    says="Compares the health scores of nodes and draws the threshold that each push is answered with.",
+    description="Compares the health scores of nodes and draws the threshold that each push is answered with.",
     signals=frozenset({Signal.METRICS, Signal.LOGS}),
     stability=Stability.BETA,
     metrics=telemetry.METRICS,

@@ -13,7 +13,7 @@ from ingero.fleet.receivers.otlp.receiver import OtlpReceiver
 FACTORY = ReceiverFactory(
     type="otlp",
     config=OtlpReceiverConfig,
-    says="Takes OTLP over gRPC and HTTP and answers each push with its threshold.",
+    description="Takes OTLP over gRPC and HTTP and answers each push with its threshold.",
     signals=ALL_SIGNALS,
     stability=Stability.BETA,
     metrics=telemetry.METRICS,

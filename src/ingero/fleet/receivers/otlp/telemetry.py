@@ -20,20 +20,20 @@ _NOUNS: Final = {
 ACCEPTED: Final = {
     signal: counter(
         f"otelcol_receiver_accepted_{noun}_total",
-        f"{says} that a pipeline took.",
+        f"{description} that a pipeline took.",
         "receiver",
         "transport",
     )
-    for signal, (noun, says) in _NOUNS.items()
+    for signal, (noun, description) in _NOUNS.items()
 }
 REFUSED: Final = {
     signal: counter(
         f"otelcol_receiver_refused_{noun}_total",
-        f"{says} that a pipeline did not take; the sender got an error.",
+        f"{description} that a pipeline did not take; the sender got an error.",
         "receiver",
         "transport",
     )
-    for signal, (noun, says) in _NOUNS.items()
+    for signal, (noun, description) in _NOUNS.items()
 }
 REQUESTS_REFUSED: Final = counter(
     "ingero_fleet_receiver_refused_requests_total",

@@ -24,7 +24,7 @@ class _Fact:
     """One kind of statement."""
 
     rule: str
-    says: str
+    description: str
     source: Source
     op: int
     title: str
@@ -103,7 +103,7 @@ def _finder(fact: _Fact) -> Rule:
         keys = [evidence.column("node", rows), _subject(evidence, fact, rows)]
         return [_describe(evidence, fact, same) for same in split_by(rows, keys)]
 
-    return Rule(fact.rule, fact.says, find)
+    return Rule(fact.rule, fact.description, find)
 
 
 def _subject(

@@ -46,7 +46,7 @@ class _Stall:
 
     rule: str
     reason: str
-    says: str
+    description: str
     title: str
     fix: tuple[str, ...]
     min_share: float = _MIN_EPISODE_SHARE
@@ -164,7 +164,9 @@ def _finder(stall: _Stall) -> Rule:
             for finding in _judge(evidence, process, tid, stall)
         ]
 
-    return Rule(stall.rule, stall.says, find, Needs(stall.kinds, is_time=True, applies=_is_judged))
+    return Rule(
+        stall.rule, stall.description, find, Needs(stall.kinds, is_time=True, applies=_is_judged)
+    )
 
 
 def _is_judged(evidence: Evidence, process: Process) -> bool:
