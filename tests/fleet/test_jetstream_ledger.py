@@ -97,7 +97,7 @@ def test_reports_about_one_thing_that_waited_together_leave_one_after_the_other(
         def report(rank, kind):
             def send():
                 told = decode_ledger(bucket.written[-1])
-                sent.append((rank, kind, told.said.get(rank), told.restore().get(rank)))
+                sent.append((rank, kind, told.reported.get(rank), told.restore().get(rank)))
                 return True
 
             ledger.report({rank: kind}, send)

@@ -242,7 +242,7 @@ class Learner(Protocol):
         """Whether so much of the cluster waits to be judged that its next push should wait too."""
         ...
 
-    def end_replay(self, cluster_id: str, said: Mapping[str, str]) -> None:
+    def end_replay(self, cluster_id: str, reported: Mapping[str, str]) -> None:
         """Go on from what was reported of the cluster: what each report said last, by what it is about."""
         ...
 
@@ -251,13 +251,13 @@ class ReportLedger(Protocol):
     """Capability where Fleets judge by turns: what was reported is written down where the next judge reads it."""
 
     def report(
-        self, cluster_id: str, said: Mapping[str, str | None], send: Callable[[], bool]
+        self, cluster_id: str, reported: Mapping[str, str | None], send: Callable[[], bool]
     ) -> None:
         """Write down what a report says, then send it; not at all when another Fleet judges the cluster. Any thread.
 
         Args:
             cluster_id: The cluster.
-            said: By what it is about; None where there is nothing to remember any more.
+            reported: By what it is about; None where there is nothing to remember any more.
             send: Sends it; False where it is not taken now and is to be sent again. Runs on the event loop.
         """
         ...

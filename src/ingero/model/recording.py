@@ -194,16 +194,16 @@ class Recording:
 
     def describe_missing(self) -> str:
         """What is not in this recording though it should be, in a line; empty for nothing."""
-        said = []
+        parts = []
         if self.unwritten:
             n_rows = sum(one.n_rows for one in self.unwritten)
             causes = "; ".join(sorted({one.cause for one in self.unwritten}))
             names = sorted({one.node for one in self.unwritten if one.node})
             where = f" on {', '.join(names)}" if names and len(self.nodes) > 1 else ""
-            said.append(f"{n_rows} rows were not stored{where}: {causes}")
+            parts.append(f"{n_rows} rows were not stored{where}: {causes}")
         if self.n_damaged:
-            said.append(f"{self.n_damaged} rows could not be read")
-        return f"incomplete: {', '.join(said)}" if said else ""
+            parts.append(f"{self.n_damaged} rows could not be read")
+        return f"incomplete: {', '.join(parts)}" if parts else ""
 
     def process_name(self, node: int, pid: int) -> str:
         """Name of a process or thread, or ``pid N`` when the recording does not know it."""

@@ -136,7 +136,7 @@ def _write_clauses(clauses: Iterable[Mapping[str, Any]]) -> str:
 
 def write_answered(record: ActionRecord, changes: Iterable[Mapping[str, Any]]) -> str:
     """What became of a proposal that was answered, or that is over."""
-    said = _BECAME.get(record.state, record.state.value)
+    outcome = _BECAME.get(record.state, record.state.value)
     items = "".join(
         f"<li>{_time(one['unix_ns'])}: <strong>{escape(one['state'])}</strong> {escape(one['note'])}</li>"
         for one in changes
@@ -146,7 +146,7 @@ def write_answered(record: ActionRecord, changes: Iterable[Mapping[str, Any]]) -
     undo = f" <code>ingero-remediator undo {action}</code> gives it back." if is_out else ""
     return write_page(
         f"{record.target}: {record.state.value}",
-        f"<p>The proposal to take {target} out of service is {said}. This link takes no other answer.{undo}</p>"
+        f"<p>The proposal to take {target} out of service is {outcome}. This link takes no other answer.{undo}</p>"
         f"<h2>What became of it</h2><ul>{items}</ul>",
     )
 

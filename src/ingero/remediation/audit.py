@@ -172,22 +172,22 @@ class AuditSender(Closing):
 
 def read_entry(entry: JournalEntry) -> RemediationEntry:
     """An entry of the journal as it is sent."""
-    said = entry.content
-    is_action = "state" in said
+    content = entry.content
+    is_action = "state" in content
     return RemediationEntry(
         seq=entry.seq,
         wall_ns=entry.wall_ns,
-        cluster_id=said["cluster_id"],
-        node_id=said["node_id"],
+        cluster_id=content["cluster_id"],
+        node_id=content["node_id"],
         entry=ACTION_ENTRY if is_action else DECISION_ENTRY,
-        episode=said["episode"],
-        action_id=said["id"] if is_action else "",
-        target=said["target"] if is_action else "",
-        actuator=said["kind"] if is_action else "",
-        state=said["state"] if is_action else "",
-        note=said["note"] if is_action else said["decision"],
-        evidence=json.dumps(said["evidence"], sort_keys=True),
-        clauses=json.dumps(said["clauses"], sort_keys=True),
+        episode=content["episode"],
+        action_id=content["id"] if is_action else "",
+        target=content["target"] if is_action else "",
+        actuator=content["kind"] if is_action else "",
+        state=content["state"] if is_action else "",
+        note=content["note"] if is_action else content["decision"],
+        evidence=json.dumps(content["evidence"], sort_keys=True),
+        clauses=json.dumps(content["clauses"], sort_keys=True),
     )
 
 

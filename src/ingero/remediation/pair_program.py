@@ -158,9 +158,9 @@ def greet(server: socket.socket, token: str) -> dict[str, Line]:
     workers: dict[str, Line] = {}
     while len(workers) < 2:
         line = Line(server.accept()[0])
-        said = line.receive()
-        if len(said) == 2 and secrets.compare_digest(said[0], token):
-            workers[said[1]] = line
+        message = line.receive()
+        if len(message) == 2 and secrets.compare_digest(message[0], token):
+            workers[message[1]] = line
     return workers
 
 
@@ -183,9 +183,9 @@ def measure(workers: dict[str, Line], here: str, n_rounds: int) -> None:
     tell({"exchange_s": exchanges, "exchange_bytes": 2 * EXCHANGED_BYTES})
 
 
-def tell(said: dict[str, object]) -> None:
+def tell(message: dict[str, object]) -> None:
     """One object on a line of its own."""
-    sys.stdout.write(json.dumps(said, separators=(",", ":")) + "\n")
+    sys.stdout.write(json.dumps(message, separators=(",", ":")) + "\n")
     sys.stdout.flush()
 
 

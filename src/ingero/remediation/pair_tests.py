@@ -138,12 +138,12 @@ def parse_times(text: str) -> PairTimes:
     at = plain.find("{")
     try:
         while at >= 0:
-            said, end = decoder.raw_decode(plain, at)
-            if "node" in said:
-                rounds[str(said["node"])] = _read_seconds(said["rounds_s"])
-            elif "exchange_s" in said:
+            message, end = decoder.raw_decode(plain, at)
+            if "node" in message:
+                rounds[str(message["node"])] = _read_seconds(message["rounds_s"])
+            elif "exchange_s" in message:
                 exchange = PairTimes(
-                    {}, _read_seconds(said["exchange_s"]), int(said["exchange_bytes"])
+                    {}, _read_seconds(message["exchange_s"]), int(message["exchange_bytes"])
                 )
             at = plain.find("{", end)
     except (ValueError, KeyError, TypeError) as error:

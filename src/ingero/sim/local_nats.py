@@ -96,8 +96,8 @@ class LocalNats:
                     continue  # being written
                 return str(listens["nats"][0])
             log = self._folder / "log"
-            said = log.read_text() if log.exists() else "nothing"
-            if time.monotonic() > deadline or "[FTL]" in said:
+            text = log.read_text() if log.exists() else "nothing"
+            if time.monotonic() > deadline or "[FTL]" in text:
                 child.terminate()
-                raise IngeroError(f"nats-server did not start; it said: {said[-2000:]}")
+                raise IngeroError(f"nats-server did not start; it said: {text[-2000:]}")
             time.sleep(0.02)

@@ -151,7 +151,7 @@ class RateLimitedLog:
     def _emit(
         self, level: int, message: str, fields: Mapping[str, FieldValue], n_suppressed: int
     ) -> None:
-        said = {name: value for name, value in fields.items() if value is not None}
+        shown = {name: value for name, value in fields.items() if value is not None}
         if n_suppressed:
-            said["suppressed"] = n_suppressed
-        self._logger.log(level, message, extra={"fields": said})
+            shown["suppressed"] = n_suppressed
+        self._logger.log(level, message, extra={"fields": shown})

@@ -97,8 +97,8 @@ def find_engines(pids: Iterable[int], proc: Path = Path("/proc")) -> Iterator[En
         engine = find_engine(arguments)
         if engine is None:
             continue
-        said = find_option(arguments, engine.port_options)
-        port = int(said) if said.isdecimal() and 0 < int(said) < 1 << 16 else engine.port
+        value = find_option(arguments, engine.port_options)
+        port = int(value) if value.isdecimal() and 0 < int(value) < 1 << 16 else engine.port
         if port not in ports and len(ports) < MAX_ENGINES:
             ports.add(port)
             model = find_option(arguments, engine.model_options)[:MAX_TEXT]
@@ -274,13 +274,13 @@ class EngineScraper(Closing):
             self._read(state)
 
     def _read(self, state: EngineState) -> None:
-        outcome, said = self._fetch(state)
+        outcome, detail = self._fetch(state)
         state.outcomes[outcome] = state.outcomes.get(outcome, 0) + 1
         where = f"{state.engine.name} on port {state.port}"
         if outcome is not ScrapeOutcome.TAKEN:
             state.numbers = {}  # absent is not what it was
             if outcome is not state.last:
-                self._report(f"{where}: its metrics are not read: {said}")
+                self._report(f"{where}: its metrics are not read: {detail}")
         elif state.last not in {None, ScrapeOutcome.TAKEN}:
             self._report(f"{where}: its metrics are read again")
         state.last = outcome

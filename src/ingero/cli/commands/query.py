@@ -132,8 +132,8 @@ def _show_events(path: Path, config: QueryConfig) -> None:
 
     wanted = Wanted(since=config.since, pids=config.pids, has_extras=True)
     recording = load_part(path, wanted)
-    said = read_annotations(path) if config.annotations else ()
-    rows = list_events(recording, op=config.op, limit=config.limit, said=said)
+    annotations = read_annotations(path) if config.annotations else ()
+    rows = list_events(recording, op=config.op, limit=config.limit, annotations=annotations)
     if config.as_json:
         click.echo(json.dumps([msgspec.to_builtins(row) for row in rows], indent=2))
     elif config.annotations:

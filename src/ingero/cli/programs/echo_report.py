@@ -83,8 +83,8 @@ def report(
         acted = asker.ask(_SAVINGS, asked | {"limit": _MAX_ACTIONS})
     for cut, what in ((answer["n_cut"], "row"), (acted["n_cut"], "action")):
         if cut:
-            said = f"warning: {plural(cut, what)} of the oldest weeks left out; ask for fewer weeks"
-            click.echo(said, err=True)
+            note = f"warning: {plural(cut, what)} of the oldest weeks left out; ask for fewer weeks"
+            click.echo(note, err=True)
     if as_json:
         click.echo(json.dumps(answer | {"actions": acted}, indent=2))
         return 0
@@ -96,8 +96,8 @@ def report(
 def _warn_of_unpriced(rows: Sequence[Row]) -> None:
     unpriced = sum(row["amount"] is None for row in rows)
     if unpriced:
-        said = f"note: {plural(unpriced, 'row')} without a price left out; give Fleet your prices"
-        click.echo(said, err=True)
+        note = f"note: {plural(unpriced, 'row')} without a price left out; give Fleet your prices"
+        click.echo(note, err=True)
 
 
 def _build_arguments(now: datetime, weeks: int, cluster_id: str | None) -> dict[str, Any]:

@@ -44,26 +44,26 @@ def main() -> None:
         os.setpgid(child, child)
     except OSError:
         pass  # it did that itself, and has ended
-    said = _read_until(read_end, begin + DEADLINE_S)
-    if said is None:
-        said = f"not done within {DEADLINE_S} s; the node stays as it is"
+    answer = _read_until(read_end, begin + DEADLINE_S)
+    if answer is None:
+        answer = f"not done within {DEADLINE_S} s; the node stays as it is"
     os.killpg(child, _SIGKILL)
-    if said:
+    if answer:
         syslog.openlog("ingero-health-check", syslog.LOG_PID, syslog.LOG_DAEMON)
-        syslog.syslog(syslog.LOG_NOTICE, said)
-        sys.stdout.write(f"ingero: {said}\n")
+        syslog.syslog(syslog.LOG_NOTICE, answer)
+        sys.stdout.write(f"ingero: {answer}\n")
     sys.stdout.flush()
     os._exit(0)
 
 
 def _read_until(read_end: int, deadline: float) -> str | None:
     """What the child said; None when it had not ended by then."""
-    said = b""
+    answer = b""
     while select.select([read_end], [], [], max(0.0, deadline - time.monotonic()))[0]:
         part = os.read(read_end, ANSWER_MAX)
         if not part:
-            return said.decode("utf-8", "replace")
-        said += part
+            return answer.decode("utf-8", "replace")
+        answer += part
     return None
 
 
@@ -74,10 +74,10 @@ def _work(write_end: int, url: str, node: str) -> None:
     for number in (0, 1, 2):
         os.dup2(nothing, number)
     try:
-        said = check_node(url, node)
+        answer = check_node(url, node)
     except (OSError, ValueError) as error:
-        said = f"no answer of {url}: {error}; the node stays as it is"
-    os.write(write_end, said.encode("utf-8", "replace")[:ANSWER_MAX])
+        answer = f"no answer of {url}: {error}; the node stays as it is"
+    os.write(write_end, answer.encode("utf-8", "replace")[:ANSWER_MAX])
     os._exit(0)
 
 

@@ -253,7 +253,7 @@ def _serve_answers(
 def _poll_until(
     stop: Event, config: RemediatorConfig, remediator: Remediator, signer: LinkSigner | None
 ) -> None:
-    said: dict[str, str] = {}
+    logged: dict[str, str] = {}
     problems: tuple[str, ...] = ()
     while True:
         result = remediator.poll()
@@ -266,9 +266,9 @@ def _poll_until(
             for one in result.rulings
         }
         for episode, description in now.items():
-            if said.get(episode) != description:
+            if logged.get(episode) != description:
                 _LOG.info("%s %s", episode, description)
-        said = now
+        logged = now
         for record in result.changed:
             _LOG.info(
                 "%s on %s: %s, %s",

@@ -206,10 +206,10 @@ def _ask(control: Path, fds: list[int]) -> dict[str, Any]:
         with _short(control) as name:
             link.connect(name)
         socket.send_fds(link, [_ASK], fds)
-        said = b""
+        received = b""
         while part := link.recv(_MAX_ANSWER_BYTES):
-            said += part
-    answer: dict[str, Any] = json.loads(said) if said else {}
+            received += part
+    answer: dict[str, Any] = json.loads(received) if received else {}
     return answer
 
 

@@ -176,8 +176,10 @@ class BackupSchedule:
                 return
             self._next_wall_ns = now_ns + min(_RETRY_NS, self._plan.every_ns)
             self.counters.failed += 1
-            said = error.message if isinstance(error, IngeroError) else error.strerror or str(error)
-            _LOG.error("no backup was made in %s: %s", self._plan.folder, said)
+            reason = (
+                error.message if isinstance(error, IngeroError) else error.strerror or str(error)
+            )
+            _LOG.error("no backup was made in %s: %s", self._plan.folder, reason)
             return
         counters = self.counters
         counters.last_took_s = time.monotonic() - began_s

@@ -102,8 +102,10 @@ class Compactor:
             if self._stopping.is_set():
                 return
             self.counters.failed += 1
-            said = error.message if isinstance(error, IngeroError) else error.strerror or str(error)
-            _LOG.warning("%s was not made smaller, and is as it was: %s", self._path, said)
+            reason = (
+                error.message if isinstance(error, IngeroError) else error.strerror or str(error)
+            )
+            _LOG.warning("%s was not made smaller, and is as it was: %s", self._path, reason)
 
     def compact(self) -> None:
         """Write the file anew.

@@ -156,12 +156,16 @@ class Intake:
             known.clear()
         for key in list(rows.nodes):
             row = rows.nodes[key]
-            said = hash(tuple(value for name, value in row.items() if name != "ts"))
+            content_hash = hash(tuple(value for name, value in row.items() if name != "ts"))
             before = known.get(key)
-            if before is not None and before[0] == said and now_ns - before[1] < _NODE_REPEAT_NS:
+            if (
+                before is not None
+                and before[0] == content_hash
+                and now_ns - before[1] < _NODE_REPEAT_NS
+            ):
                 del rows.nodes[key]
             else:
-                known[key] = (said, now_ns)
+                known[key] = (content_hash, now_ns)
 
 
 def _check_clusters(rows: Rows, principal: Principal) -> None:

@@ -94,11 +94,11 @@ class Refusals:
 
     Attributes:
         by_reason: How many, by `RefusalReason`.
-        said: The first reasons in words, each once.
+        messages: The first reasons in words, each once.
     """
 
     by_reason: dict[RefusalReason, int] = field(default_factory=dict)
-    said: dict[str, None] = field(default_factory=dict)
+    messages: dict[str, None] = field(default_factory=dict)
 
     @property
     def n_refused(self) -> int:
@@ -112,9 +112,9 @@ class Refusals:
     def add_many(self, reason: RefusalReason, n_records: int, message: str) -> None:
         """Note records that were refused for one reason."""
         self.by_reason[reason] = self.by_reason.get(reason, 0) + n_records
-        if len(self.said) < _MAX_SHOWN:
-            self.said[message] = None
+        if len(self.messages) < _MAX_SHOWN:
+            self.messages[message] = None
 
     def tell(self) -> str:
         """The reasons for the sender; empty where nothing was refused."""
-        return "; ".join(self.said)
+        return "; ".join(self.messages)

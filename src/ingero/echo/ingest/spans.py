@@ -54,7 +54,7 @@ def _add_span(
     trace_id, span_id = _hex(span.trace_id, 32), _hex(span.span_id, 16)
     parent_id, status = _hex(span.parent_span_id, 16), _status(span.status)
     end_ts = to_timestamp(plausible_ns(ended_ns, now_ns)) if ended_ns else None
-    said = (series.hash, parent_id, ended_ns, status)
+    identity = (series.hash, parent_id, ended_ns, status)
     rows.table(SPANS).add(
         stable_hash(series.cluster_id.encode(), trace_id.encode(), span_id.encode()),
         at_ns,
@@ -70,7 +70,7 @@ def _add_span(
             status,
             series.attributes,
         ),
-        stable_hash(repr(said).encode()),
+        stable_hash(repr(identity).encode()),
     )
     rows.n_rows += 1
 

@@ -227,11 +227,13 @@ def _estimate(context: QueryContext, row: Sequence[Any]) -> ActionSavings:
 def _read_culprit(cluster_id: str, node_id: str | None, evidence: str | None) -> _Culprit | None:
     """What the finding says; it was sent by somebody, and may be anything."""
     try:
-        said = json.loads(evidence or "")
+        recorded = json.loads(evidence or "")
     except (ValueError, RecursionError):
         return None
-    onset_ns = said.get("onset_entry_ns") if isinstance(said, Mapping) else None
-    rank, labels = (said.get("rank"), said.get("labels")) if onset_ns is not None else (None, None)
+    onset_ns = recorded.get("onset_entry_ns") if isinstance(recorded, Mapping) else None
+    rank, labels = (
+        (recorded.get("rank"), recorded.get("labels")) if onset_ns is not None else (None, None)
+    )
     if not isinstance(onset_ns, int) or not isinstance(rank, int) or node_id is None:
         return None
     text = msgspec.json.encode(labels or {}, order="sorted").decode()  # as Echo keeps them

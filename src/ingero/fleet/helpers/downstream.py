@@ -71,7 +71,7 @@ class Downstream:
     def report(
         self,
         cluster_id: str,
-        said: Mapping[str, str | None],
+        reported: Mapping[str, str | None],
         signal: Signal,
         export: Export | None,
     ) -> None:
@@ -79,11 +79,11 @@ class Downstream:
 
         Args:
             cluster_id: The cluster.
-            said: What it says, by what it is about; None where there is nothing to remember any more.
+            reported: What it says, by what it is about; None where there is nothing to remember any more.
             signal: Of the export.
             export: The report; None where there is nothing to send.
         """
         if self._ledger is None:
             self.send(signal, export)
-        elif said:
-            self._ledger.report(cluster_id, said, lambda: self._send_or_wait(signal, export))
+        elif reported:
+            self._ledger.report(cluster_id, reported, lambda: self._send_or_wait(signal, export))

@@ -86,16 +86,16 @@ class StreamJudge:
         self._clusters.clear()
 
     def report(
-        self, cluster_id: str, said: Mapping[str, str | None], send: Callable[[], bool]
+        self, cluster_id: str, reported: Mapping[str, str | None], send: Callable[[], bool]
     ) -> None:
         """See `ReportLedger`."""
-        self._loop.call_soon_threadsafe(self._report, cluster_id, said, send)
+        self._loop.call_soon_threadsafe(self._report, cluster_id, reported, send)
 
     def _report(
-        self, cluster_id: str, said: Mapping[str, str | None], send: Callable[[], bool]
+        self, cluster_id: str, reported: Mapping[str, str | None], send: Callable[[], bool]
     ) -> None:
         if self.judges(cluster_id):
-            self._clusters[build_token(cluster_id)].ledger.report(said, send)
+            self._clusters[build_token(cluster_id)].ledger.report(reported, send)
 
     async def _run(self) -> None:
         """Keep the leases there are, and take those that nobody has."""

@@ -4,7 +4,7 @@ A report that the pipelines do not take now is sent again until they do; until t
 
 The document's revision is the fence: a judge that was replaced without noticing writes in vain, and sends nothing.
 A report that was written down and not confirmed may not have left; the next judge sends it again. What is closed is
-remembered as long as there are not `_MAX_SAID` newer ones.
+remembered as long as there are not `_MAX_REPORTED` newer ones.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from ingero.fleet.jetstream.connection import NatsConnection, OvertakenError, St
 from ingero.fleet.jetstream.messages import ClusterLedger, decode_ledger, encode_document
 
 LEDGER_KEY: Final = "ledger."
-_MAX_SAID: Final = 8192
+_MAX_REPORTED: Final = 8192
 _RETRY_S: Final = 0.2
 _log = logging.getLogger("ingero.fleet.nats")
 
 
-def _is_known(report: Mapping[str, str | None], said: Mapping[str, str]) -> bool:
+def _is_known(report: Mapping[str, str | None], reported: Mapping[str, str]) -> bool:
     """Whether it says nothing else than was said: by the judge before, of what this one learned again."""
-    return all(said.get(about) == description for about, description in report.items())
+    return all(reported.get(about) == state for about, state in report.items())
 
 
 @dataclass(frozen=True, slots=True)
 class _Report:
-    said: Mapping[str, str | None]
+    states: Mapping[str, str | None]
     send: Callable[[], bool]
 
 
@@ -75,19 +75,19 @@ class LedgerOfCluster:
         if stored is not None:
             self._document = decode_ledger(stored.content)
             self._revision = stored.revision
-        said = self._document.restore()
-        self._document.said, self._document.pending = dict(said), {}
+        reported = self._document.restore()
+        self._document.reported, self._document.pending = dict(reported), {}
         await self._write()
-        return said
+        return reported
 
     def note_passed(self, seq: int) -> None:
         """A push was passed on; written down with the next report or `settle`."""
         self._document.passed_seq = max(seq, self._document.passed_seq)
         self._has_changed.set()
 
-    def report(self, said: Mapping[str, str | None], send: Callable[[], bool]) -> None:
+    def report(self, reported: Mapping[str, str | None], send: Callable[[], bool]) -> None:
         """Have a report written down and sent. On the loop."""
-        self._waiting.append(_Report(said, send))
+        self._waiting.append(_Report(reported, send))
         self._has_changed.set()
 
     async def run(self, interval_s: float) -> None:
@@ -131,17 +131,17 @@ class LedgerOfCluster:
     def _note_next(self) -> None:
         """Note the reports that come first and are about different things as unsent, but for those that are known."""
         document = self._document
-        while self._waiting and document.pending.keys().isdisjoint(self._waiting[0].said):
+        while self._waiting and document.pending.keys().isdisjoint(self._waiting[0].states):
             report = self._waiting.popleft()
-            if _is_known(report.said, document.said):
+            if _is_known(report.states, document.reported):
                 continue
             self._unsent.append(report)
-            for about, description in report.said.items():
-                document.pending[about] = document.said.pop(about, None)
-                if description is not None:
-                    document.said[about] = description
-        for about in list(document.said)[: max(0, len(document.said) - _MAX_SAID)]:
-            del document.said[about]
+            for about, state in report.states.items():
+                document.pending[about] = document.reported.pop(about, None)
+                if state is not None:
+                    document.reported[about] = state
+        for about in list(document.reported)[: max(0, len(document.reported) - _MAX_REPORTED)]:
+            del document.reported[about]
 
     async def _write_until_done(self) -> bool:
         """False when another Fleet has taken over."""

@@ -61,30 +61,30 @@ class ClusterAnswers(msgspec.Struct, omit_defaults=True):
     version: int = _UNWRITTEN
 
 
-class ClusterLedger(msgspec.Struct, omit_defaults=True):
+class ClusterLedger(msgspec.Struct, omit_defaults=True, rename={"reported": "said"}):
     """What was reported of a cluster.
 
     Attributes:
-        said: What each report said last, by what it is about.
+        reported: The last state of each report, by what it is about.
         pending: Of what may not have left yet: what was said before it; None for nothing.
         passed_seq: Pushes up to this one in the stream were passed on down the pipelines.
         version: Of this format.
     """
 
-    said: dict[str, str] = {}
+    reported: dict[str, str] = {}
     pending: dict[str, str | None] = {}
     passed_seq: int = 0
     version: int = _UNWRITTEN
 
     def restore(self) -> dict[str, str]:
         """What was certainly reported."""
-        said = dict(self.said)
+        reported = dict(self.reported)
         for about, before in self.pending.items():
             if before is None:
-                said.pop(about, None)
+                reported.pop(about, None)
             else:
-                said[about] = before
-        return said
+                reported[about] = before
+        return reported
 
 
 DocumentT = TypeVar("DocumentT", ClusterAnswers, ClusterLedger)

@@ -109,8 +109,8 @@ def find_hang_causes(lines: CodeLines, window_ns: int) -> ExcessCauses:
     for kind, spent_ns in took_ns.items():
         is_running = kind is CauseKind.MORE_COMPUTING
         at = lines.running if is_running else lines.waiting
-        said = describe_lines("running" if is_running else "waiting", at, lines)
-        parts.append(CausePart(kind, spent_ns, tuple(said)))
+        facts = describe_lines("running" if is_running else "waiting", at, lines)
+        parts.append(CausePart(kind, spent_ns, tuple(facts)))
     return conclude(parts, window_ns)
 
 
@@ -188,12 +188,12 @@ def _add_throttled(parts: list[CausePart], throttled_ns: float, after: Work) -> 
 def _add_lines(part: CausePart, lines: CodeLines) -> CausePart:
     """Where in the program a part of the time went."""
     if part.kind is CauseKind.MORE_COMPUTING:
-        said = describe_lines("running", lines.running, lines)
+        facts = describe_lines("running", lines.running, lines)
     elif part.kind is CauseKind.BLOCKED_IO:
-        said = describe_lines("waiting", lines.waiting, lines)
+        facts = describe_lines("waiting", lines.waiting, lines)
     else:
         return part
-    return replace(part, evidence=(*part.evidence, *said))
+    return replace(part, evidence=(*part.evidence, *facts))
 
 
 def describe_lines(doing: str, looks: Mapping[str, int], lines: CodeLines) -> list[str]:
@@ -209,12 +209,12 @@ def describe_lines(doing: str, looks: Mapping[str, int], lines: CodeLines) -> li
     if lines.n_looks < _MIN_LOOKS:
         return []
     often = sorted(looks, key=lambda line: (-looks[line], line))[:_MAX_NAMES]
-    said = [
+    facts = [
         f"{line} ({looks[line] / lines.n_looks:.0%})"
         for line in often
         if looks[line] >= _MIN_SHARE * lines.n_looks
     ]
-    return [f"{doing}, of {lines.n_looks} looks: {'; '.join(said)}"] if said else []
+    return [f"{doing}, of {lines.n_looks} looks: {'; '.join(facts)}"] if facts else []
 
 
 def _leave_rest_to_disk(parts: list[CausePart], excess_ns: int) -> list[CausePart]:
@@ -392,10 +392,10 @@ def _describe_quota(then: WorkRates, after: Work) -> tuple[str, ...]:
 
 def _describe_place(then: WorkRates, now: WorkRates) -> tuple[str, ...]:
     """Differences of where and how urgently it may run."""
-    said = []
+    facts = []
     if now.n_processors_allowed < then.n_processors_allowed:
         was = _describe_then(then, str(then.n_processors_allowed))
-        said.append(f"it may run on {now.n_processors_allowed} processors, {was}")
+        facts.append(f"it may run on {now.n_processors_allowed} processors, {was}")
     if now.nice > then.nice:
-        said.append(f"its nice value is {now.nice}, {_describe_then(then, str(then.nice))}")
-    return tuple(said)
+        facts.append(f"its nice value is {now.nice}, {_describe_then(then, str(then.nice))}")
+    return tuple(facts)

@@ -277,13 +277,13 @@ class Copier:
 
     def notes(self) -> list[str]:
         """What could not be kept as it was."""
-        said = {
+        notes = {
             "stack_traces": "stacks are described in two ways; the longer one is kept",
             "process_names": "process numbers are of different processes in different files; each row is named "
             "by its own",
         }
         lines = [
-            f"{n_rows} {said.get(table, f'rows of {table} differ between files; one of each is kept')}"
+            f"{n_rows} {notes.get(table, f'rows of {table} differ between files; one of each is kept')}"
             for table, n_rows in self._conflicts.items()
             if n_rows
         ]

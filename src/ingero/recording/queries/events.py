@@ -42,7 +42,7 @@ def list_events(
     *,
     op: str = "",
     limit: int = 10_000,
-    said: Iterable[StoredAnnotation] = (),
+    annotations: Iterable[StoredAnnotation] = (),
 ) -> list[EventRow]:
     """The newest events of a recording in time order, with the labels that workloads gave them.
 
@@ -58,7 +58,7 @@ def list_events(
             )
             raise AskedError(f"no operation is called {op!r}", hint=f"one of: {known}")
         events = events[(events["source"] == wanted[0]) & (events["op"] == wanted[1])]
-    return list(_iter_rows(recording, events[-limit:], LabelsInTime(said)))
+    return list(_iter_rows(recording, events[-limit:], LabelsInTime(annotations)))
 
 
 def _iter_rows(

@@ -65,14 +65,14 @@ def explain_file(path: Path, wanted: Wanted, *, has_annotations: bool = False) -
     answer = explain_recording(load_part(path, wanted))
     if not has_annotations:
         return answer
-    said = read_annotations(path)
+    annotations = read_annotations(path)
     start_ns = answer.window.start
-    annotated = [_annotate(incident, said, start_ns) for incident in answer.incidents]
+    annotated = [_annotate(incident, annotations, start_ns) for incident in answer.incidents]
     return msgspec.structs.replace(answer, incidents=annotated)
 
 
 def _annotate(
-    incident: IncidentAnswer, said: Sequence[StoredAnnotation], start_ns: int
+    incident: IncidentAnswer, annotations: Sequence[StoredAnnotation], start_ns: int
 ) -> IncidentAnswer:
     found = [
         AnnotationAnswer(
@@ -81,7 +81,7 @@ def _annotate(
             one.pid,
             one.labels,
         )
-        for one in said
+        for one in annotations
         if one.start_ns <= incident.end
         and one.end_ns >= incident.start
         and one.is_about(incident.node, incident.pid)

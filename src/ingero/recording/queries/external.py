@@ -103,7 +103,7 @@ def _tabulate(
         rows.sort(key=lambda row: _ORDER.get(row[1], len(_ORDER)))
     warnings = [f"{a.node}: {a.error}" for a in answers if a.error]
     warnings += [
-        f"{a.node}: {said}" for a in answers if not a.error for said in _reservations(a.body)
+        f"{a.node}: {blocks}" for a in answers if not a.error for blocks in _reservations(a.body)
     ]
     return ["node", *columns], rows, [*warnings, *clock_warnings(answers, _SKEW_MS)]
 

@@ -133,12 +133,12 @@ async def _ask_one(client: httpx.AsyncClient, base: str, node: str, asked: _Aske
             answer = await client.get(base + asked.path)
         else:
             answer = await client.post(base + asked.path, content=msgspec.json.encode(asked.body))
-        said = _decode(answer, asked.decode)
+        content = _decode(answer, asked.decode)
     except httpx.HTTPError as error:
         return NodeAnswer(node, str(error) or type(error).__name__)
     except BadDataError as error:
         return NodeAnswer(node, error.message)
-    return NodeAnswer(node, "", said, offset, round_trip)
+    return NodeAnswer(node, "", content, offset, round_trip)
 
 
 def _decode(answer: httpx.Response, decode: Callable[[bytes], Any] = msgspec.json.decode) -> Any:  # noqa: ANN401 -- what the path answers
@@ -146,8 +146,10 @@ def _decode(answer: httpx.Response, decode: Callable[[bytes], Any] = msgspec.jso
         raise BadDataError("the answer is too large")
     try:
         if answer.is_error:
-            said = msgspec.json.decode(answer.content, type=dict[str, Any])
-            raise BadDataError(f"HTTP {answer.status_code}: {said.get('error', 'no reason given')}")
+            content = msgspec.json.decode(answer.content, type=dict[str, Any])
+            raise BadDataError(
+                f"HTTP {answer.status_code}: {content.get('error', 'no reason given')}"
+            )
         return decode(answer.content)
     except msgspec.DecodeError as error:
         raise BadDataError(f"HTTP {answer.status_code}, not what was asked for") from error
@@ -158,9 +160,9 @@ async def _clock_offset(client: httpx.AsyncClient, base: str, clock: Clock) -> t
     offsets, trips = [], []
     for _ in range(_CLOCK_SAMPLES):
         sent_ns, began_ns = clock.wall_ns(), clock.mono_ns()
-        said = _decode(await client.get(base + "time"))
+        content = _decode(await client.get(base + "time"))
         trip_ns = clock.mono_ns() - began_ns
-        theirs = said.get("timestamp_ns") if isinstance(said, dict) else None
+        theirs = content.get("timestamp_ns") if isinstance(content, dict) else None
         if not isinstance(theirs, int):
             raise BadDataError("its clock answers without a time")
         offsets.append((theirs - (sent_ns + trip_ns // 2)) / 1e6)

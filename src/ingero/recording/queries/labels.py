@@ -14,8 +14,8 @@ class LabelsInTime:
     speaks of every process of its node.
     """
 
-    def __init__(self, said: Iterable[StoredAnnotation]) -> None:
-        self._later = sorted(said, key=lambda one: one.start_ns, reverse=True)
+    def __init__(self, annotations: Iterable[StoredAnnotation]) -> None:
+        self._later = sorted(annotations, key=lambda one: one.start_ns, reverse=True)
         self._instants: dict[tuple[str, int], dict[str, tuple[int, str]]] = {}
         self._spans: list[StoredAnnotation] = []
 

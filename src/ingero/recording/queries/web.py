@@ -213,12 +213,12 @@ class NodeApp:
         rows, is_cut = bounded_rows(answer)
         lost = await anyio.to_thread.run_sync(read_unwritten, self._context.path)
         missing = Recording(unwritten=lost).describe_missing()
-        said = {
+        content = {
             "columns": answer.columns,
             "rows": rows,
             "truncated": is_cut or answer.is_truncated,
         }
-        return _json(said | ({"missing": missing} if missing else {}))
+        return _json(content | ({"missing": missing} if missing else {}))
 
 
 def build_mcp_manager(

@@ -39,7 +39,7 @@ from ingero.remediation.actuators.kubernetes_api import (
     ConflictError,
     connect,
     is_missing,
-    said,
+    name_request,
 )
 from ingero.remediation.findings import NodeView
 from ingero.remediation.kubernetes_config import KubernetesConfig
@@ -121,7 +121,7 @@ class KubernetesActuator:
         is_due = self._listed_ns is None or now_ns - self._listed_ns >= _LIST_AGE_NS
         try:
             if is_due or len(self._views) <= CHUNK:
-                with said("tell its nodes"):
+                with name_request("tell its nodes"):
                     labels: Any = dict(self._config.selector)
                     nodes = list(self._client.list(Node, labels=labels, chunk_size=CHUNK))
                 self._hosts = {_name(node): _host_names(node) for node in nodes}
@@ -218,7 +218,7 @@ class KubernetesActuator:
         self._change(record.target, build)
 
     def _get(self, name: str) -> NodeModel:
-        with said("tell a node"):
+        with name_request("tell a node"):
             node = self._client.get(Node, name)
         if _name(node) != name:
             raise RetryableError(f"what answers is not Kubernetes' API server: no node {name}")
@@ -240,7 +240,7 @@ class KubernetesActuator:
             assert node.metadata is not None
             patch["metadata"]["resourceVersion"] = node.metadata.resourceVersion
             try:
-                with said("change a node"):
+                with name_request("change a node"):
                     self._client.patch(
                         Node,
                         name,
@@ -271,7 +271,7 @@ class KubernetesActuator:
     def _set_condition(
         self, name: str, condition: dict[str, str], *, is_rehearsal: bool = False
     ) -> None:
-        with said("set a node's condition"):
+        with name_request("set a node's condition"):
             # A strategic patch merges conditions by their type; the kubelet leaves those of others alone.
             self._client.patch(
                 NodeStatus,

@@ -39,7 +39,7 @@ class ConflictError(RetryableError):
 
 
 @contextmanager
-def said(doing: str) -> Iterator[None]:
+def name_request(doing: str) -> Iterator[None]:
     """Name what the server was asked, and whether it may be asked again.
 
     Raises:
@@ -123,5 +123,5 @@ def delete_unchanged(
         "kind": "DeleteOptions",
         "preconditions": {"uid": uid, "resourceVersion": version},
     }
-    with said("delete it"):
+    with name_request("delete it"):
         inner.handle_response("delete", inner.send(inner.build_adapter_request(asked)), asked)

@@ -36,7 +36,7 @@ from ingero.remediation.actuators.kubernetes_api import (
     connect,
     delete_unchanged,
     is_missing,
-    said,
+    name_request,
 )
 from ingero.remediation.findings import NodeView
 from ingero.remediation.kubernetes_config import KubernetesDeviceConfig
@@ -148,7 +148,7 @@ class KubernetesDeviceActuator:
         """
         for kind in kinds:
             try:
-                with said(f"tell {what}s"):
+                with name_request(f"tell {what}s"):
                     wanted: Any = dict(fields)
                     return kind, list(self._client.list(kind, fields=wanted, chunk_size=CHUNK))
             except PermanentError as error:
@@ -186,7 +186,7 @@ class KubernetesDeviceActuator:
         if not view.in_service:
             raise PermanentError(f"{view.name} is out of service already: {view.state}")
         rule = kind.from_dict(self._build_rule(record, device))
-        with said("write a DeviceTaintRule"):
+        with name_request("write a DeviceTaintRule"):
             self._client.create(rule, field_manager=FIELD_MANAGER, dry_run=is_rehearsal)
 
     def _build_rule(self, record: ActionRecord, device: NodeDevice) -> dict[str, Any]:

@@ -147,8 +147,8 @@ class NvsentinelActuator:
             try:
                 call(events, timeout=self._config.timeout / NS_PER_S, metadata=self._read_bearer())
             except grpc.RpcError as error:
-                code, said = error.code(), error.details()  # it is also a Call
-                problem = f"NVSentinel on {self._config.socket}: {code.name}: {said:.200}"
+                code, details = error.code(), error.details()  # it is also a Call
+                problem = f"NVSentinel on {self._config.socket}: {code.name}: {details:.200}"
                 kind = RetryableError if code in _PASSING else PermanentError
                 raise kind(problem) from error
 

@@ -193,8 +193,8 @@ def write_status(code: int, message: str = "", metadata: Metadata = ()) -> bytes
     """The last header block of an answer."""
     fields = [(b"grpc-status", b"%d" % code)]
     if message:
-        said = quote(message[:_MAX_MESSAGE_CHARS], safe=_PRINTABLE, errors="replace")
-        fields.append((b"grpc-message", said.encode("ascii")))
+        quoted = quote(message[:_MAX_MESSAGE_CHARS], safe=_PRINTABLE, errors="replace")
+        fields.append((b"grpc-message", quoted.encode("ascii")))
     return write_block([*fields, *_encode(metadata)])
 
 

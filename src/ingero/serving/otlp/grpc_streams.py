@@ -357,12 +357,12 @@ class StreamTable:
 def greet(owner: StreamOwner) -> None:
     """The server's preface: its settings, and a larger window for the connection."""
     settings = owner.shared.settings
-    said = {
+    initial_settings = {
         SettingId.MAX_CONCURRENT_STREAMS: settings.max_streams,
         SettingId.MAX_HEADER_LIST_SIZE: settings.connections.max_head_bytes,
     }
     wider = write_word(WINDOW_UPDATE, 0, WINDOW_BYTES - FIRST_WINDOW_BYTES)
-    owner.sender.say(write_settings(said) + wider)
+    owner.sender.say(write_settings(initial_settings) + wider)
 
 
 def _turn_away(owner: StreamOwner, stream_id: int, head: CallHead, *, ends: bool) -> None:

@@ -160,8 +160,8 @@ def write_word(kind: int, stream_id: int, value: int) -> bytes:
 
 def write_goaway(last_stream_id: int, code: int, message: str = "") -> bytes:
     """GOAWAY."""
-    said = message.encode("ascii", "replace")[:256]
-    return write_frame(GOAWAY, 0, 0, _WORD.pack(last_stream_id) + _WORD.pack(code) + said)
+    detail = message.encode("ascii", "replace")[:256]
+    return write_frame(GOAWAY, 0, 0, _WORD.pack(last_stream_id) + _WORD.pack(code) + detail)
 
 
 def strip_padding(flags: int, payload: bytes) -> bytes:

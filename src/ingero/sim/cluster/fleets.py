@@ -108,10 +108,10 @@ class FleetView:
 
     def update(self, progress: Progress) -> None:
         """Ask for verdicts and hangs, and note who is named; while nobody judges, what was said last stays."""
-        said = self.fleets.ask(self._client, self._cluster_id)
-        if said is None:
+        judged = self.fleets.ask(self._client, self._cluster_id)
+        if judged is None:
             return
-        url, progress.judgement = said
+        url, progress.judgement = judged
         if progress.takeover_s is None:
             progress.takeover_s = self.fleets.find_takeover_s()
         progress.hang = ask_hang(self._client, url, self._cluster_id)

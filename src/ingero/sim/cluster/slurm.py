@@ -217,12 +217,12 @@ def _await(folder: Path, check: Callable[[], bool]) -> None:
     while not check():
         if time.monotonic() > deadline:
             logs = [folder / "out", folder / "munge.log", folder / "slurmctld.log"]
-            said = "\n".join(
+            text = "\n".join(
                 f"{log.name}: …{log.read_text(errors='replace')[-_N_CHARS:]}"
                 for log in logs
                 if log.exists()
             )
-            raise IngeroError(f"Slurm did not start within {START_TIMEOUT_S:.0f} s:\n{said}")
+            raise IngeroError(f"Slurm did not start within {START_TIMEOUT_S:.0f} s:\n{text}")
         time.sleep(_POLL_S)
 
 

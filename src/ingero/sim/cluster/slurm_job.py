@@ -184,9 +184,9 @@ class SlurmJob(Closing):
     def _read_end(self) -> str:
         for path in sorted(self._folder.glob("run-*.log"), reverse=True):
             lines = [one.strip() for one in path.read_text(errors="replace").splitlines()]
-            said = find_failure([one for one in lines if one])
-            if said:
-                return " | ".join(said)
+            failure = find_failure([one for one in lines if one])
+            if failure:
+                return " | ".join(failure)
         return "it said nothing"
 
     def close(self) -> None:

@@ -68,9 +68,9 @@ class WarmUp:
 
 def _describe(root: Mapping[str, Any]) -> str:
     """Who is missing, and what its agent saw it do."""
-    said = f"rank {root['rank']} never arrived ({root['cause']})"
+    summary = f"rank {root['rank']} never arrived ({root['cause']})"
     diagnosis = root["diagnosis"]
     if diagnosis is None:
-        return said
+        return summary
     facts = [fact for cause in diagnosis["causes"] for fact in cause["evidence"]]
-    return ", ".join((said, diagnosis["summary"], *facts))
+    return ", ".join((summary, diagnosis["summary"], *facts))

@@ -105,9 +105,9 @@ def list_containers(socket: Path) -> list[ContainerDevices]:
         try:
             answer = ask(b"", timeout=_TIMEOUT_NS / NS_PER_S)
         except grpc.RpcError as error:
-            code, said = error.code(), error.details()  # it is also a Call
+            code, details = error.code(), error.details()  # it is also a Call
             hint = "is the kubelet running? `ingero check` asks it again"
-            raise UnsupportedError(f"{socket}: {code.name}: {said:.200}", hint=hint) from error
+            raise UnsupportedError(f"{socket}: {code.name}: {details:.200}", hint=hint) from error
     return [
         ContainerDevices(pod.namespace, pod.name, one.name, tuple(_iter_devices(one)))
         for pod in answer.pod_resources

@@ -195,8 +195,8 @@ class BpfObject(Closing):
 
     def _refusal(self, verb: str, code: int) -> UnsupportedError:
         reason = os.strerror(code) if code else "refused"
-        said = [line for line in self._libbpf.messages if "failed" in line or "libbpf:" in line]
-        detail = "; ".join(line.splitlines()[0] for line in said[-3:])
+        failures = [line for line in self._libbpf.messages if "failed" in line or "libbpf:" in line]
+        detail = "; ".join(line.splitlines()[0] for line in failures[-3:])
         hint = "run as root, or grant CAP_BPF and CAP_PERFMON"
         if code not in {1, 13}:
             hint = f"see `ingero check`; libbpf said: {detail}" if detail else "see `ingero check`"

@@ -206,16 +206,16 @@ class ProcessStacks:
 def _describe_end(flags: int, unwound: Unwound | None) -> tuple[Frame, ...]:
     """What to say where the native frames do not lead to the thread's outermost function, or may have left some out."""
     if not flags & StackFlag.UNWOUND:
-        said = _BY_FRAME_POINTER
+        symbol = _BY_FRAME_POINTER
     elif flags & StackFlag.NATIVE_CUT or (unwound and unwound.is_cut):
-        said = _NATIVE_CUT
+        symbol = _NATIVE_CUT
     elif (unwound is None and flags & (StackFlag.COPIED | StackFlag.NO_RULE)) or (
         unwound and unwound.is_unknown
     ):
-        said = _NO_RULE
+        symbol = _NO_RULE
     else:
         return ()
-    return ({"s": said},)
+    return ({"s": symbol},)
 
 
 def _is_evaluation(frame: NativeFrame, file: tuple[str, int] | None) -> bool:

@@ -84,22 +84,26 @@ def _describe_cost(row: dict[str, Any]) -> str:
     return line if row["amount"] is None else f"{line}, {row['amount']:.2f} {row['currency']}"
 
 
-def describe_echo(said: dict[str, Any]) -> list[str]:
+def describe_echo(answers: dict[str, Any]) -> list[str]:
     """The answers in lines for a person."""
     lines = [
         f"{row['node_id']} is judged {row['verdict']}"
-        for row in said["find_stragglers"]
+        for row in answers["find_stragglers"]
         if row["verdict"] is not None
     ]
     victims = [
-        row["victim"] for row in said["blame_chain"] if row["source"] == "verdict" and row["victim"]
+        row["victim"]
+        for row in answers["blame_chain"]
+        if row["source"] == "verdict" and row["victim"]
     ]
     if victims:
         lines.append(f"it made {len(victims)} workers wait, first {'; '.join(victims[:3])}")
-    lines += [f"{row['node_id']} cost {_describe_cost(row)}" for row in said["cost_by_culprit"]]
-    total = [row for row in said["cost"] if row["gpu_seconds"]]
+    lines += [f"{row['node_id']} cost {_describe_cost(row)}" for row in answers["cost_by_culprit"]]
+    total = [row for row in answers["cost"] if row["gpu_seconds"]]
     lines += [f"all waiting cost {_describe_cost(row)}" for row in total]
-    if not said["cost_agrees"]:
+    if not answers["cost_agrees"]:
         lines.append("the cost differs from what Fleet charged: records are missing or late")
-    lines.append("MCP gives the same answer" if said["mcp_agrees"] else "MCP gives another answer")
+    lines.append(
+        "MCP gives the same answer" if answers["mcp_agrees"] else "MCP gives another answer"
+    )
     return lines

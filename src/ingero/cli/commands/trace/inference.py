@@ -233,19 +233,19 @@ def _build_number(number: Number) -> dict[str, float]:
 
 def describe_engine(state: EngineState) -> str:
     """The same in a line for people: means of its histograms, and what waits."""
-    said = []
+    parts = []
     for (metric, model), number in state.numbers.items():
         name = metric.name.removeprefix("gen_ai.").removeprefix("server.")
         of = f" {clean(model)}" if model else ""
         if isinstance(number, float | int):
             if metric.name in SHOWN_GAUGES:
-                said.append(f"{name}{of} {number:.3g}")
+                parts.append(f"{name}{of} {number:.3g}")
         elif n := sum(number.counts):
-            said.append(f"{name}{of} {format_duration(number.total * 1e9 / n)}")
+            parts.append(f"{name}{of} {format_duration(number.total * 1e9 / n)}")
     from ingero.agent.inference.scrape import ScrapeOutcome
 
     taken = state.outcomes.get(ScrapeOutcome.TAKEN, 0)
     rest = sum(state.outcomes.values()) - taken
     failed = f", {rest} failed" if rest else ""
-    numbers = ", ".join(said) or "no number yet"
+    numbers = ", ".join(parts) or "no number yet"
     return f"{state.engine.name} (pid {state.pid}, port {state.port}): {taken} readings{failed}; {numbers}"

@@ -404,8 +404,8 @@ class LiveTable:
     def _footer(self, totals: Totals) -> list[tuple[str, str]]:
         lines = [(describe_incident(one), STYLES[one.severity]) for one in self._incidents]
         lines += [(describe_outlier(one), "yellow") for one in self._outliers]
-        if self.inference and (said := describe_memory(self.inference)):
-            lines.append((said, ""))
+        if self.inference and (text := describe_memory(self.inference)):
+            lines.append((text, ""))
         lines += [
             (describe_engine(one), "") for one in (self.engines.engines if self.engines else ())
         ]
@@ -417,8 +417,8 @@ class LiveTable:
                     f"in {facts['op']} for {format_duration(facts['age_ns'])} (pid {facts['pid']})",
                     "yellow",
                 ))
-        if self._stored and (said := self._stored().describe_loss()):
-            lines.append((said, "bold red"))
+        if self._stored and (text := self._stored().describe_loss()):
+            lines.append((text, "bold red"))
         lost = {name: number for name, number in totals.losses.items() if number}
         if lost:
             lines.append((f"also lost: {lost}", "bold red"))

@@ -173,8 +173,8 @@ def _say_job(result: dict[str, Any]) -> Iterator[str]:
         yield "a step: " + ", ".join(f"{ms} ms {name}" for name, ms in steps.items())
     delays = {name: s for name, s in result["delays_s"].items() if s is not None}
     if delays:
-        said = (f"{name.replace('_', ' ')} {s} s" for name, s in delays.items())
-        yield "delays: " + ", ".join(said)
+        parts = (f"{name.replace('_', ' ')} {s} s" for name, s in delays.items())
+        yield "delays: " + ", ".join(parts)
 
 
 def _say_savings(result: dict[str, Any]) -> Iterator[str]:

@@ -30,8 +30,8 @@ class SlowdownLevels:
 
 def name_row(verdict: Verdict) -> str:
     """The rank as a row is named: what it is, and where."""
-    said, node_id = describe_rank(verdict.rank), verdict.rank.node_id
-    return said if said == node_id else f"{said} on {node_id}"
+    rank, node_id = describe_rank(verdict.rank), verdict.rank.node_id
+    return rank if rank == node_id else f"{rank} on {node_id}"
 
 
 def _build_column(verdicts: tuple[Verdict, ...]) -> RankColumn:

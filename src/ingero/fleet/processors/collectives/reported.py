@@ -22,22 +22,22 @@ _OPEN: Final = "open"
 
 def describe_changes(changes: Iterable[VerdictChange]) -> dict[str, str | None]:
     """What records of these changes say."""
-    said: dict[str, str | None] = {}
+    reported: dict[str, str | None] = {}
     for change in changes:
         if not change.is_quiet:
             kind = change.verdict.kind
             about = _VERDICT + json.dumps(change.verdict.rank.worker)
-            said[about] = None if kind in QUIET else kind.value
-    return said
+            reported[about] = None if kind in QUIET else kind.value
+    return reported
 
 
-def read_reported(said: Mapping[str, str]) -> dict[Worker, VerdictKind]:
+def read_reported(reported: Mapping[str, str]) -> dict[Worker, VerdictKind]:
     """The verdicts among what was said; a kind that this release does not know is left out."""
     found = {}
-    for about, description in said.items():
+    for about, state in reported.items():
         if about.startswith(_VERDICT):
             with suppress(ValueError):
-                found[Worker(*json.loads(about.removeprefix(_VERDICT)))] = VerdictKind(description)
+                found[Worker(*json.loads(about.removeprefix(_VERDICT)))] = VerdictKind(state)
     return found
 
 
@@ -47,5 +47,5 @@ def _name_hang(root: HangRoot) -> str:
 
 def describe_hangs(began: Iterable[HangRoot], ended: Iterable[HangRoot]) -> dict[str, str | None]:
     """What records of these hangs say."""
-    said: dict[str, str | None] = dict.fromkeys(map(_name_hang, ended))
-    return said | dict.fromkeys(map(_name_hang, began), _OPEN)
+    reported: dict[str, str | None] = dict.fromkeys(map(_name_hang, ended))
+    return reported | dict.fromkeys(map(_name_hang, began), _OPEN)

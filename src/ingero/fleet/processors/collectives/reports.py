@@ -97,8 +97,8 @@ class PipelineReports:
         """Report hangs that began or ended."""
         wall_ns, downstream = self._clock.wall_ns(), self._state.downstream
         for one in changes.split() if downstream.has_ledger else (changes,):
-            said = describe_hangs(one.began, one.ended)
-            downstream.report(one.cluster_id, said, Signal.LOGS, build_hangs(one, wall_ns))
+            states = describe_hangs(one.began, one.ended)
+            downstream.report(one.cluster_id, states, Signal.LOGS, build_hangs(one, wall_ns))
 
     def send_due_costs(self, conclusions: Mapping[str, Conclusion], now_ns: int) -> None:
         """Report costs once in each ``cost_interval``."""

@@ -58,10 +58,10 @@ class CollectivesState:
         """See `Learner`."""
         return self.engine.is_behind(cluster_id)
 
-    def end_replay(self, cluster_id: str, said: Mapping[str, str]) -> None:
+    def end_replay(self, cluster_id: str, reported: Mapping[str, str]) -> None:
         """See `Learner`."""
         self.adopted.add(cluster_id)
-        self.engine.end_replay(cluster_id, read_reported(said))
+        self.engine.end_replay(cluster_id, read_reported(reported))
 
     def accepts(self, settings: object) -> bool:
         """Whether it can go on with other settings: prices, caps and timers do not change what was judged."""

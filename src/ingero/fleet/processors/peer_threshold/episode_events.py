@@ -46,12 +46,12 @@ def describe_notification(notification: Notification) -> dict[str, str | None]:
     return {about: _state_of(notification)} if about else {}
 
 
-def is_said(notification: Notification, said: Mapping[str, str]) -> bool:
+def is_reported(notification: Notification, reported: Mapping[str, str]) -> bool:
     """Whether this, or what came after it, is among what was said."""
     if isinstance(notification, ClusterEvent):
         is_panic = notification.kind is EventKind.PANIC
-        return is_panic and said.get(_name(notification), RESOLVED) == _state_of(notification)
-    state = said.get(_name(notification))
+        return is_panic and reported.get(_name(notification), RESOLVED) == _state_of(notification)
+    state = reported.get(_name(notification))
     return state is not None and (_state_of(notification) == OPEN or state != OPEN)
 
 

@@ -100,13 +100,13 @@ class NotificationQueue:
         """Whether a cluster's notifications are kept back."""
         return cluster_id in self._held
 
-    def go_on(self, cluster_id: str, is_said: Callable[[Notification], bool]) -> None:
+    def go_on(self, cluster_id: str, is_reported: Callable[[Notification], bool]) -> None:
         """Announce what was kept back, without what another Fleet has announced."""
         for notification in self._held.pop(cluster_id, ()):
-            if not is_said(notification):
+            if not is_reported(notification):
                 self._append(notification)
         for key, episode in list(self._waiting.items()):
-            if key[0] == cluster_id and is_said(episode):
+            if key[0] == cluster_id and is_reported(episode):
                 del self._waiting[key]
                 episode.is_announced = True
 

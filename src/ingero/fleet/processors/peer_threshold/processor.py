@@ -205,8 +205,8 @@ class _Reporter:
             self._downstream.send(Signal.LOGS, build_episodes(notifications))
             return
         for one in notifications:
-            said = describe_notification(one)
-            self._downstream.report(one.cluster_id, said, Signal.LOGS, build_episodes([one]))
+            states = describe_notification(one)
+            self._downstream.report(one.cluster_id, states, Signal.LOGS, build_episodes([one]))
 
 
 FACTORY = ProcessorFactory(

@@ -18,7 +18,7 @@ from ingero.fleet.component import WITHHELD, Hardware, PushAnswer, PushContext
 from ingero.fleet.processors.peer_threshold.admission import CAPS, REFUSALS, CapCheck, check_report
 from ingero.fleet.processors.peer_threshold.cluster import ClusterSettings, ClusterState
 from ingero.fleet.processors.peer_threshold.config import IngeroConfig
-from ingero.fleet.processors.peer_threshold.episode_events import is_said
+from ingero.fleet.processors.peer_threshold.episode_events import is_reported
 from ingero.fleet.processors.peer_threshold.episodes import Episode, Outcome, StragglerEvent
 from ingero.fleet.processors.peer_threshold.notifications import Arrival, NotificationQueue
 from ingero.fleet.processors.peer_threshold.scores import (
@@ -151,7 +151,7 @@ class ClusterRegistry:
         del cluster_id
         return False
 
-    def end_replay(self, cluster_id: str, said: Mapping[str, str]) -> None:
+    def end_replay(self, cluster_id: str, reported: Mapping[str, str]) -> None:
         """See `Learner`."""
         with self.lock:
             self._replayed_expiry_ns.pop(cluster_id, None)
@@ -159,7 +159,7 @@ class ClusterRegistry:
             if cluster is not None:
                 self.clusters[cluster_id] = cluster
                 self.n_nodes += cluster.scores.n_nodes
-            self.notifications.go_on(cluster_id, lambda one: is_said(one, said))
+            self.notifications.go_on(cluster_id, lambda one: is_reported(one, reported))
 
     def tick(self) -> None:
         """Expire, compute the thresholds that are due, and announce the episodes that need not wait any longer."""
