@@ -171,6 +171,15 @@ def take_ready_fd() -> str | None:
     return os.environ.pop(READY_FD, None)
 
 
+NOTIFY_SOCKET: Final = "NOTIFY_SOCKET"
+"""Where systemd waits to be told that a program is ready: sd_notify(3)."""
+
+
+def take_notify_socket() -> str | None:
+    """The value of `NOTIFY_SOCKET`, which programs that this one starts do not inherit; None where it is not set."""
+    return os.environ.pop(NOTIFY_SOCKET, None)
+
+
 def build_environment(added: Mapping[str, str]) -> dict[str, str]:
     """This process's environment with these variables set."""
     return {**os.environ, **added}

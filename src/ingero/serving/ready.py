@@ -1,8 +1,11 @@
-"""How a program tells its supervisor that it is ready, and where it listens: one JSON line on an inherited descriptor.
+"""How a program tells its supervisor that it is ready, and where it listens.
 
-`INGERO_READY_FD` names the descriptor, as s6's ``notification-fd`` or systemd's ``NOTIFY_SOCKET`` name theirs. The
-line is ``{"program": "ingero-fleet", "pid": 17, "listens": {"receivers.otlp http": "127.0.0.1:4318", …}}``. A Fleet
-that has reloaded its configuration writes another.
+One JSON line goes to an inherited descriptor, which `INGERO_READY_FD` names as s6's ``notification-fd`` does:
+``{"program": "ingero-fleet", "pid": 17, "listens": {"receivers.otlp http": "127.0.0.1:4318", …}}``. A Fleet that has
+reloaded its configuration writes another.
+
+systemd is told ``READY=1`` where it asks for that (``Type=notify``), so that a unit is started once its program serves.
+Source: sd_notify(3).
 """
 
 from __future__ import annotations
@@ -10,15 +13,16 @@ from __future__ import annotations
 import functools
 import json
 import os
+import socket
 from collections.abc import Mapping
 from contextlib import suppress
 
-from ingero.config.environment import READY_FD, take_ready_fd
+from ingero.config.environment import READY_FD, take_notify_socket, take_ready_fd
 from ingero.errors import ConfigError
 
 
 def report_ready(program: str, addresses: Mapping[str, object]) -> None:
-    """Write the line where somebody asked for it; a reader that has gone is no error.
+    """Write the line, and tell systemd, where they asked for it; a reader that has gone is no error.
 
     Args:
         program: Such as ``ingero-fleet``.
@@ -28,12 +32,22 @@ def report_ready(program: str, addresses: Mapping[str, object]) -> None:
         ConfigError: The environment names no descriptor of this process.
     """
     descriptor = _find_descriptor()
-    if descriptor is None:
-        return
-    listens = {name: str(address) for name, address in addresses.items()}
-    line = json.dumps({"program": program, "pid": os.getpid(), "listens": listens}) + "\n"
-    with suppress(OSError):
-        os.write(descriptor, line.encode())
+    if descriptor is not None:
+        listens = {name: str(address) for name, address in addresses.items()}
+        line = json.dumps({"program": program, "pid": os.getpid(), "listens": listens}) + "\n"
+        with suppress(OSError):
+            os.write(descriptor, line.encode())
+    path = _find_notify_socket()
+    if path is not None:
+        with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notify:
+            notify.sendto(b"READY=1", path)
+
+
+@functools.cache
+def _find_notify_socket() -> bytes | None:
+    """A path, or a name in the abstract namespace, which is written with ``@`` in the place of the null byte."""
+    text = take_notify_socket()
+    return None if not text else os.fsencode(f"\0{text[1:]}" if text.startswith("@") else text)
 
 
 @functools.cache

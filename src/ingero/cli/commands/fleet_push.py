@@ -32,6 +32,7 @@ from ingero.errors import ConfigError, UnsupportedError
 from ingero.telemetry.clock import SystemClock
 
 if TYPE_CHECKING:
+    from ingero.agent.capture.session import TraceSession
     from ingero.agent.health.collective_counts import CollectiveCounts
     from ingero.agent.health.loop import HealthSample
     from ingero.agent.health.open_episodes import FindLabels
@@ -198,6 +199,7 @@ def _run_live(settings: AgentSettings, find_labels: FindLabels | None, follow: F
     from ingero.agent.capture.session import TraceSettings
     from ingero.agent.push.live import LiveAgent, LiveCallbacks, LiveSettings
     from ingero.config.environment import read_kubelet_socket
+    from ingero.serving.ready import report_ready
 
     if os.geteuid() != 0:
         raise UnsupportedError(
@@ -209,10 +211,14 @@ def _run_live(settings: AgentSettings, find_labels: FindLabels | None, follow: F
         kubelet=read_kubelet_socket(),
     )
 
+    def report(session: TraceSession) -> None:
+        print_missing(session)
+        report_ready("ingero-fleet-push", {})
+
     live = LiveAgent(
         LiveSettings(trace, settings),
         LiveCallbacks(follow, find_labels),
-        on_ready=print_missing,
+        on_ready=report,
         notify=functools.partial(click.echo, err=True),
     )
     with catch_stop() as stop:
@@ -227,11 +233,13 @@ def _run(
     follow: Follow,
 ) -> int:
     from ingero.agent.health.service import open_agent
+    from ingero.serving.ready import report_ready
 
     with (
         catch_stop() as stop,
         open_agent(settings, source, SystemClock(), stop.event, find_labels) as agent,
     ):
+        report_ready("ingero-fleet-push", {})
         agent.run(follow(agent, lambda: None))
     return stop.exit_status
 

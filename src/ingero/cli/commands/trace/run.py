@@ -59,6 +59,7 @@ from ingero.config.invoker import Invoker, build_child_environment, find_invoker
 from ingero.errors import ConfigError, UnsupportedError
 from ingero.model.incidents import Incident
 from ingero.recording.store.settings import WriterSettings
+from ingero.serving.ready import report_ready
 from ingero.sim.runner import get_program
 from ingero.telemetry.clock import SystemClock
 
@@ -112,6 +113,7 @@ def run_trace(options: TraceConfig) -> int:
         if table is not None:
             table.session = session
         print_missing(session)
+        report_ready("ingero-trace", {})
         try:
             session.run(stop)
         except BrokenPipeError:  # the reader of our output has ended
