@@ -172,7 +172,7 @@ def take_ready_fd() -> str | None:
 
 
 NOTIFY_SOCKET: Final = "NOTIFY_SOCKET"
-"""Where systemd waits to be told that a program is ready: sd_notify(3)."""
+"""Where systemd waits for a program to be ready: sd_notify(3)."""
 
 
 def take_notify_socket() -> str | None:

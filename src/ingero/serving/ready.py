@@ -4,7 +4,7 @@ One JSON line goes to an inherited descriptor, which `INGERO_READY_FD` names as 
 ``{"program": "ingero-fleet", "pid": 17, "listens": {"receivers.otlp http": "127.0.0.1:4318", …}}``. A Fleet that has
 reloaded its configuration writes another.
 
-systemd is told ``READY=1`` where it asks for that (``Type=notify``), so that a unit is started once its program serves.
+systemd gets ``READY=1`` where it asks for that (``Type=notify``), so that a unit is started once its program serves.
 Source: sd_notify(3).
 """
 

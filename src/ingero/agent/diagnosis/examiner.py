@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from ingero.agent.diagnosis.code_lines import SampleLines, sample_lines
+from ingero.agent.diagnosis.comparison import WorkComparison
 from ingero.agent.diagnosis.connections import LookAtTraffic, look_at_traffic
 from ingero.agent.diagnosis.history import CounterHistory
 from ingero.agent.diagnosis.switches import IsEnough, SwitchTimes, WatchSwitches
@@ -21,20 +22,17 @@ from ingero.agent.health.collective_counts import CollectiveCounts
 from ingero.agent.health.push_body import NodeIdentity
 from ingero.agent.health.transport import PushReply, PushTransport
 from ingero.model.collectives import Rank
-from ingero.model.counters import CodeLines, Work, WorkRates
-from ingero.model.diagnosis import CauseKind, Diagnosis, DiagnosisRequest, PeerWork, Subject
+from ingero.model.counters import CodeLines, WorkRates
+from ingero.model.diagnosis import Diagnosis, DiagnosisRequest, PeerWork, Subject
 from ingero.otlp.codec import Export
 from ingero.recording.causal.conclusions import ExcessCauses
 from ingero.recording.causal.excess import (
-    can_be_compared,
     find_excess_causes,
-    find_fall,
     find_hang_causes,
-    find_rise,
 )
 from ingero.recording.causal.transfers import find_link_causes
 from ingero.recording.causal.uneven import WatchedOps, find_uneven_causes
-from ingero.recording.causal.work_rates import MIN_OPS, find_median, find_rates
+from ingero.recording.causal.work_rates import find_median, find_rates
 from ingero.telemetry.clock import Clock
 from ingero.units import NS_PER_S
 from ingero.wire.diagnosis import build_diagnosis
@@ -43,10 +41,7 @@ from ingero.wire.peer_work import build_peer_work
 WATCH_NS: Final = 5 * NS_PER_S
 """Of a process that is slower than its peers, at most."""
 MIN_WATCH_NS: Final = 2 * NS_PER_S
-"""Of one whose first cause is among `COUNTED` and has `SETTLED_SHARE`: no switch can change it."""
-COUNTED: Final = frozenset({CauseKind.CPU_QUOTA, CauseKind.CPU_CONTENTION})
-"""Causes that the kernel counts."""
-SETTLED_SHARE: Final = 0.5
+"""Of one whose first cause is known from the kernel's counters: no switch can change it."""
 SETTLE_S: Final = 0.5
 """After watching, at most, until the operations that ended in it are known."""
 _SETTLE_POLL_S: Final = 0.05
@@ -54,12 +49,6 @@ UNEVEN_WATCH_NS: Final = 8 * NS_PER_S
 """Of a process that is slow in turns, once every switch is seen: its turns have to come."""
 HANG_LOOK_S: Final = 2.0
 """At a process that others wait for."""
-BEFORE_NS: Final = 60 * NS_PER_S
-"""How far before onset, and after it, counters are looked at."""
-GUARD_NS: Final = NS_PER_S
-"""Left out before onset, which is an estimate."""
-PEERS_NS: Final = 20 * NS_PER_S
-"""Of a worker's time, that another one is compared with."""
 PEERS_WAIT_S: Final = 5.0
 """For the work of peers on other nodes, after a look that itself takes about as long."""
 MAX_AN_HOUR: Final = 3
@@ -169,6 +158,7 @@ class Examiner:
     ) -> None:
         self._identity = identity
         self._history = history
+        self._comparison = WorkComparison(history, clock)
         self._transport = transport
         self._clock = clock
         self._looks = looks
@@ -245,7 +235,7 @@ class Examiner:
         """None where there is nothing to tell of a worker's work."""
         if request.about is Subject.WORK:
             found = self._history.find(request.rank, request.job)
-            rates = None if found is None else self._find_work_of(found[0])
+            rates = None if found is None else self._comparison.find_recent(found[0])
             if found is None or rates is None:
                 self.counts.n_declined += 1
                 return None
@@ -298,11 +288,14 @@ class Examiner:
             stop,
             lambda start_ns, now_ns: (
                 now_ns - start_ns >= WATCH_NS
-                or (now_ns - start_ns >= MIN_WATCH_NS and self._is_counted(pid, request))
+                or (
+                    now_ns - start_ns >= MIN_WATCH_NS
+                    and self._comparison.is_counted(pid, self._latest(request))
+                )
             ),
         )
         seen = None if watched is None else watched.times
-        after, then = self._find_work_since(pid, request)
+        after, then = self._comparison.find(pid, request)
         if after is None:
             return Diagnosis(id=request.id, rank=rank, declined="its process has no counters")
         if then is None:
@@ -311,32 +304,6 @@ class Examiner:
         return _make_diagnosis(
             request.id, rank, causes, after.last.mono_ns - after.first.mono_ns, after.n_ops
         )
-
-    def _is_counted(self, pid: int, request: DiagnosisRequest) -> bool:
-        """Whether the kernel's counters alone tell the first cause of a process that is slow."""
-        after, then = self._find_work_since(pid, request)
-        then = then or self._latest(request).peers_work
-        if after is None or then is None:
-            return False
-        causes = find_excess_causes(request.excess_share, after, then, None).causes
-        return any(one.kind in COUNTED and one.share >= SETTLED_SHARE for one in causes[:1])
-
-    def _find_work_since(
-        self, pid: int, request: DiagnosisRequest
-    ) -> tuple[Work | None, WorkRates | None]:
-        """What a process did since it is slow, and before that; None where that is unknown or cannot be compared."""
-        now_ns = self._clock.mono_ns()
-        offset_ns = self._clock.wall_ns() - now_ns
-        since_ns = max(min(request.since_ns - offset_ns, now_ns), now_ns - BEFORE_NS)
-        before = self._find_before(pid, since_ns)
-        if before is None:
-            since_ns = self._find_rise(pid, since_ns, now_ns)
-            before = self._find_before(pid, since_ns)
-        after = self._history.find_work(pid, since_ns, now_ns)
-        then = None if before is None else find_rates(before)
-        if after is None or then is None or not can_be_compared(then, after, request.excess_share):
-            then = None
-        return after, then
 
     def _examine_hang(self, pid: int, name: str, rank: Rank, stop: threading.Event) -> Diagnosis:
         """A process that stands makes no switches: it is looked at."""
@@ -385,34 +352,12 @@ class Examiner:
         )
         return _make_diagnosis(name, rank, found, watched.end_ns - watched.start_ns, len(ops))
 
-    def _find_before(self, pid: int, since_ns: int) -> Work | None:
-        """What a process did before it was slow, up to a moment before where there is enough of that.
-
-        The start of a program, with few and long operations, is left out where it can be seen and enough is left.
-        """
-        for guard_ns in (GUARD_NS, 0):
-            end_ns = since_ns - guard_ns
-            ops = self._history.find_ops(pid, end_ns - BEFORE_NS, end_ns)
-            at = find_fall(ops["own_ns"])
-            settled_ns = [] if at is None else [int(ops["entry_ns"][at])]
-            for start_ns in (*settled_ns, end_ns - BEFORE_NS):
-                work = self._history.find_work(pid, start_ns, end_ns)
-                if work is not None and work.n_ops >= MIN_OPS:
-                    return work
-        return None
-
-    def _find_rise(self, pid: int, since_ns: int, now_ns: int) -> int:
-        """When own time rose, where Fleet's onset is an estimate that leaves nothing before it; else that onset."""
-        ops = self._history.find_ops(pid, since_ns, now_ns)
-        at = find_rise(ops["own_ns"])
-        return since_ns if at is None else int(ops["entry_ns"][at])
-
     def _find_peers_work(
         self, request: DiagnosisRequest, stop: threading.Event
     ) -> WorkRates | None:
         """What an operation takes the peers of a worker that was slow from its first one on."""
         followed = [self._history.find(peer, request.job) for peer in request.peers]
-        here = [self._find_work_of(one[0]) for one in followed if one is not None]
+        here = [self._comparison.find_recent(one[0]) for one in followed if one is not None]
         if known := [rates for rates in here if rates is not None]:
             return find_median(known)
         with self._wake:
@@ -426,12 +371,6 @@ class Examiner:
         waiting = self._known.waiting
         is_same = waiting is not None and (waiting.id, waiting.rank) == (request.id, request.rank)
         return waiting if waiting is not None and is_same else request
-
-    def _find_work_of(self, pid: int) -> WorkRates | None:
-        """What an operation took a process of late."""
-        now_ns = self._clock.mono_ns()
-        work = self._history.find_work(pid, now_ns - PEERS_NS, now_ns)
-        return None if work is None else find_rates(work)
 
     def _may_examine(self, pid: int, about: Subject) -> bool:
         """Whether a process was not looked at too often; notes that it is now."""
