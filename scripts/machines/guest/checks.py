@@ -15,7 +15,7 @@ from fnmatch import fnmatchcase
 from functools import partial
 from typing import Final
 
-from scripts.machines.guest import cluster, filters, privileges, stacks, traced
+from scripts.machines.guest import cluster, filters, looks, privileges, stacks, traced
 from scripts.machines.guest.probing import (
     check_prerequisites,
     check_refusal,
@@ -45,6 +45,7 @@ SUPPORTED: Final[Mapping[str, Check]] = {
     "stacks: Python": stacks.check_python,
     "stacks: without frame pointers": stacks.check_chain,
     **{f"filter: {name}": partial(filters.check_filter, name) for name in filters.FILTERS},
+    "look": looks.check_look,
     "fleet-push": cluster.check_push,
     "up": cluster.check_up,
     **{f"caps: {name}": partial(privileges.check_set, name) for name in privileges.SETS},
