@@ -96,32 +96,29 @@ def test_time_that_a_process_was_stopped_is_told():
     assert look.times.faults_ns == 0
 
 
-@pytest.mark.parametrize("idle", [0, 1])
-def test_a_wait_for_a_child_that_reads_is_told_unless_the_child_is_idle_too(tmp_path, idle):
-    command = [sys.executable, "-c", LOADER, str(idle), str(tmp_path / "data")]
+def watch_program(program, *arguments):
+    """What is seen of a program of Python in three seconds, from its first line on."""
+    command = [sys.executable, "-c", program, *map(str, arguments)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, process_group=0) as process:
         try:
             process.stdout.readline()
-            look = watch_switches(
+            return watch_switches(
                 SystemClock(), process.pid, process.pid, threading.Event(), has_watched_enough
             )
         finally:
             os.killpg(process.pid, signal.SIGKILL)
+
+
+@pytest.mark.parametrize("idle", [0, 1])
+def test_a_wait_for_a_child_that_reads_is_told_unless_the_child_is_idle_too(tmp_path, idle):
+    look = watch_program(LOADER, idle, tmp_path / "data")
     assert look.times.io_ns == 0
     assert (look.times.worker_io_ns > 0) == (not idle)
     assert look.times.worker_io_ns <= look.end_ns - look.start_ns
 
 
 def test_a_wait_for_children_that_read_one_after_the_other_is_told(tmp_path):
-    command = [sys.executable, "-c", EPOCHS, str(tmp_path / "data")]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, process_group=0) as process:
-        try:
-            process.stdout.readline()
-            look = watch_switches(
-                SystemClock(), process.pid, process.pid, threading.Event(), has_watched_enough
-            )
-        finally:
-            os.killpg(process.pid, signal.SIGKILL)
+    look = watch_program(EPOCHS, tmp_path / "data")
     assert 0 < look.times.worker_io_ns <= look.end_ns - look.start_ns
 
 
