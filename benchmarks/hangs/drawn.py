@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 import torch
 import torch.distributed as dist
-from benchmarks.hangs.cases import Case, announce, freeze, ones, stand
+from benchmarks.hangs.cases.registry import Case, announce, freeze, ones, stand
 
 KINDS = (
     "all_reduce",

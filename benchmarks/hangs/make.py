@@ -17,8 +17,8 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from benchmarks.hangs import cases
 from benchmarks.hangs.cases import CASES
+from benchmarks.hangs.cases.registry import Announcement
 from benchmarks.hangs.drawn import Drawn
 
 for part in ("device_mesh", "fsdp", "pipelining"):  # once, before ranks are forked
@@ -37,7 +37,7 @@ ANSWERS_S = 20.0
 
 def run_rank(case, rank, folder, gates):
     """One rank, in a process of its own."""
-    ready, cases.Announcement.event = gates
+    ready, Announcement.event = gates
     os.environ.setdefault("TORCH_FR_BUFFER_SIZE", "2000")
     sys.stderr = sys.stdout = (folder / f".log_{rank}").open("w")
     torch.set_num_threads(1)
