@@ -180,3 +180,12 @@ def read_rules():
         for file in sorted((DEPLOY / "prometheus").glob("*.rules.yml"))
         for group in yaml.safe_load(file.read_text())["groups"]
     }
+
+
+def read_guide(heading=""):
+    """Lines of the commands below a heading of the guide for systemd, without it those before the first one."""
+    guide = (ROOT / "docs/guides/systemd.md").read_text()
+    part = next(
+        one for one in re.split(r"^## ", guide, flags=re.MULTILINE) if one.startswith(heading)
+    )
+    return "".join(re.findall(r"```bash\n(.*?)```", part, re.DOTALL)).splitlines()

@@ -12,7 +12,7 @@ from functools import cache
 import pytest
 import trustme
 import yaml
-from tests.deploy.site import BIN, DEPLOY, ROOT, SERVING, wait_for_page
+from tests.deploy.site import BIN, DEPLOY, ROOT, SERVING, read_guide, wait_for_page
 
 from ingero.cli.main import cli
 from ingero.testing.fleet import build_fleet_config
@@ -228,15 +228,6 @@ def test_the_shipped_files_of_echo_are_what_the_unit_reads():
 def test_the_user_of_a_unit_is_made_by_the_shipped_file(name):
     (user,) = read_unit(name)["User"]
     assert re.search(rf"^u {user} -", (FOLDER / "ingero.sysusers.conf").read_text(), re.MULTILINE)
-
-
-def read_guide(heading=""):
-    """Lines of the commands below a heading of the guide, without it those before the first one."""
-    guide = (ROOT / "docs/guides/systemd.md").read_text()
-    part = next(
-        one for one in re.split(r"^## ", guide, flags=re.MULTILINE) if one.startswith(heading)
-    )
-    return "".join(re.findall(r"```bash\n(.*?)```", part, re.DOTALL)).splitlines()
 
 
 def test_each_heading_of_the_guide_with_commands_is_run():

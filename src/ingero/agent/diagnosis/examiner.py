@@ -53,7 +53,6 @@ PEERS_WAIT_S: Final = 5.0
 """For the work of peers on other nodes, after a look that itself takes about as long."""
 MAX_AN_HOUR: Final = 3
 MAX_TRIES: Final = 3
-_FAR_NS: Final = 1 << 62
 _HOUR_NS: Final = 3600 * NS_PER_S
 _MAX_KNOWN: Final = 64
 
@@ -283,17 +282,14 @@ class Examiner:
         self, pid: int, request: DiagnosisRequest, rank: Rank, stop: threading.Event
     ) -> Diagnosis:
         """A process that is slower than its peers: its counters are compared with those of before, or with theirs."""
-        watched, lines = self._look_at(
-            pid,
-            stop,
-            lambda start_ns, now_ns: (
-                now_ns - start_ns >= WATCH_NS
-                or (
-                    now_ns - start_ns >= MIN_WATCH_NS
-                    and self._comparison.is_counted(pid, self._latest(request))
-                )
-            ),
-        )
+
+        def is_enough(start_ns: int, now_ns: int) -> bool:
+            watched_ns = now_ns - start_ns
+            if watched_ns < MIN_WATCH_NS:
+                return False
+            return watched_ns >= WATCH_NS or self._comparison.is_counted(pid, self._latest(request))
+
+        watched, lines = self._look_at(pid, stop, is_enough)
         seen = None if watched is None else watched.times
         after, then = self._comparison.find(pid, request)
         if after is None:
@@ -385,7 +381,7 @@ class Examiner:
     def _settle(self, pid: int, stop: threading.Event) -> None:
         """Wait for an operation that was entered after this: those before it are known then."""
         now_ns, waited_s = self._clock.mono_ns(), 0.0
-        while waited_s < SETTLE_S and not self._history.count_ops(pid, now_ns, _FAR_NS):
+        while waited_s < SETTLE_S and not self._history.has_op_since(pid, now_ns):
             if stop.wait(_SETTLE_POLL_S):
                 return
             waited_s += _SETTLE_POLL_S

@@ -164,6 +164,13 @@ class CounterHistory:
         found = ops[(ops["entry_ns"] > start_ns) & (ops["entry_ns"] <= end_ns)]
         return found[np.argsort(found["entry_ns"], kind="stable")]
 
+    def has_op_since(self, pid: int, since_ns: int) -> bool:
+        """Whether an operation is known that a process entered after a moment."""
+        with self._lock:
+            one = self._followed.get(pid)
+            ops = list(one.ops) if one is not None else []
+        return any((piece["entry_ns"] > since_ns).any() for piece in ops)
+
     def count_ops(self, pid: int, start_ns: int, end_ns: int) -> int:
         """Operations that a process entered in a stretch of time."""
         with self._lock:
