@@ -1,7 +1,5 @@
 """The Helm charts, rendered by a real Helm: valid for Kubernetes, consistent, and their containers really start."""
 
-import re
-import shlex
 import ssl
 import subprocess
 from pathlib import Path
@@ -13,7 +11,6 @@ import trustme
 import yaml
 from tests.deploy.charts import (
     CHARTS,
-    HELM,
     WORKLOADS,
     Node,
     find,
@@ -23,7 +20,7 @@ from tests.deploy.charts import (
     needs_helm,
     render,
 )
-from tests.deploy.site import BIN, DEPLOY, ROOT
+from tests.deploy.site import BIN, DEPLOY
 from tests.e2e.agents import health
 from tests.echo.process import metrics, point
 
@@ -491,20 +488,3 @@ def test_every_workload_runs_a_program_of_ours():
     for case in CASES:
         workloads = [one for one in objects_of(case) if one["kind"] in WORKLOADS]
         assert len(workloads) == 1
-
-
-def test_helm_takes_the_commands_of_the_guide_and_the_answers_fit_each_other():
-    guide = (ROOT / "docs/guides/kubernetes.md").read_text().replace("\\\n", " ")
-    rendered = {}
-    for command in re.findall(r"^helm (?:install|upgrade) (.*)$", guide, re.MULTILINE):
-        words = [word for word in shlex.split(command) if word != "--reuse-values"]
-        done = subprocess.run(
-            [HELM, "template", *words], cwd=ROOT, capture_output=True, text=True, check=False
-        )
-        assert done.returncode == 0, done.stderr
-        rendered[words[0]] = [one for one in yaml.safe_load_all(done.stdout) if one]
-    assert set(rendered) == set(CHARTS)
-    assert find(rendered["ingero-echo"], "Secret")["metadata"]["name"] == "ingero-echo-tls"
-    assert find(rendered["ingero-echo"], "Service")["metadata"]["name"] == "ingero-echo"
-    assert find(rendered["ingero-fleet"], "Service")["metadata"]["name"] == "ingero-fleet"
-    assert "--fleet" in find_pod(rendered["ingero"])["spec"]["containers"][0]["args"]

@@ -1,0 +1,35 @@
+"""The commands of the guide for Kubernetes, rendered by a real Helm."""
+
+import re
+import shlex
+import subprocess
+
+import pytest
+import yaml
+from tests.deploy.charts import (
+    CHARTS,
+    HELM,
+    find,
+    find_pod,
+    needs_helm,
+)
+from tests.deploy.site import ROOT
+
+pytestmark = [pytest.mark.slow, needs_helm]
+
+
+def test_helm_takes_the_commands_of_the_guide_and_the_answers_fit_each_other():
+    guide = (ROOT / "docs/guides/kubernetes.md").read_text().replace("\\\n", " ")
+    rendered = {}
+    for command in re.findall(r"^helm (?:install|upgrade) (.*)$", guide, re.MULTILINE):
+        words = [word for word in shlex.split(command) if word != "--reuse-values"]
+        done = subprocess.run(
+            [HELM, "template", *words], cwd=ROOT, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stderr
+        rendered[words[0]] = [one for one in yaml.safe_load_all(done.stdout) if one]
+    assert set(rendered) == set(CHARTS)
+    assert find(rendered["ingero-echo"], "Secret")["metadata"]["name"] == "ingero-echo-tls"
+    assert find(rendered["ingero-echo"], "Service")["metadata"]["name"] == "ingero-echo"
+    assert find(rendered["ingero-fleet"], "Service")["metadata"]["name"] == "ingero-fleet"
+    assert "--fleet" in find_pod(rendered["ingero"])["spec"]["containers"][0]["args"]
