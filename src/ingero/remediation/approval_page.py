@@ -74,10 +74,8 @@ class ApprovalPage:
                 return self._answer(request)
             return self._show(request.path)
         except StoreError as error:
-            description = f"{escape(error.message)}; try again later."
-            return _refuse(
-                HTTPStatus.SERVICE_UNAVAILABLE, "The journal does not answer", description
-            )
+            text = f"{escape(error.message)}; try again later."
+            return _refuse(HTTPStatus.SERVICE_UNAVAILABLE, "The journal does not answer", text)
 
     def _show(self, path: str) -> HttpResponse:
         with Journal(self._journal, read_only=True) as journal:
@@ -101,16 +99,14 @@ class ApprovalPage:
             token, record = found
             here = self._signer.build_url(token)
             if not _is_own_form(request.headers, here):
-                description = "Open the link itself and answer there."
-                return _refuse(
-                    HTTPStatus.FORBIDDEN, "This answer came from another page", description
-                )
+                text = "Open the link itself and answer there."
+                return _refuse(HTTPStatus.FORBIDDEN, "This answer came from another page", text)
             if self._is_over(token):
                 return _refuse(HTTPStatus.GONE, "This link is over", "Nobody answered in time.")
             state = _read_answer(request.body)
             if state is None:
-                description = "The answer is <code>approve</code> or <code>reject</code>."
-                return _refuse(HTTPStatus.BAD_REQUEST, "This is no answer", description)
+                text = "The answer is <code>approve</code> or <code>reject</code>."
+                return _refuse(HTTPStatus.BAD_REQUEST, "This is no answer", text)
             if record.state is ActionState.PROPOSED:
                 note = f"a person {_SAYS[state]} by the link of {token.label}"
                 answered = replace(record, state=state, changed=self._read_now(), note=note)
@@ -143,8 +139,8 @@ def _is_own_form(headers: Mapping[str, str], here: str) -> bool:
     return origin in {None, f"{parts.scheme}://{parts.netloc}"} and site in {None, "same-origin"}
 
 
-def _refuse(status: HTTPStatus, title: str, description: str) -> HttpResponse:
-    return _respond(status, write_page(title, f"<p>{description}</p>"))
+def _refuse(status: HTTPStatus, title: str, text: str) -> HttpResponse:
+    return _respond(status, write_page(title, f"<p>{text}</p>"))
 
 
 def _respond(status: HTTPStatus, html: str) -> HttpResponse:

@@ -186,9 +186,9 @@ class ActionRunner:
                     )
             note = self._requeue(record) if record.jobs else "in effect"
         except RetryableError as error:
-            description = f"jobs not requeued yet: {error.message}"
-            if record.note != description:
-                self._change(record, ActionState.BEGUN, description)
+            note = f"jobs not requeued yet: {error.message}"
+            if record.note != note:
+                self._change(record, ActionState.BEGUN, note)
             return
         self._change(record, ActionState.DONE, note, took_effect=True)
 

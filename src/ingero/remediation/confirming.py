@@ -107,7 +107,7 @@ class PairTester:
 
     def _go_on(self, record: PairTestRecord, wanted: PairTestConfig, job: PairJob) -> None:
         if job.state is PairJobState.FINISHED:
-            outcome, description, times = judge_times(record, job.description, wanted.min_ratio)
+            outcome, description, times = judge_times(record, job.detail, wanted.min_ratio)
             self._put(
                 replace(
                     record,
@@ -118,12 +118,12 @@ class PairTester:
                 )
             )
         elif job.state is PairJobState.FAILED:
-            self._end(record, f"job {job.job} failed: {job.description}")
+            self._end(record, f"job {job.job} failed: {job.detail}")
         elif job.state is PairJobState.WAITING:
             waited_ns = self._read_now().since(record.began)
             if waited_ns >= wanted.max_wait:
                 description = (
-                    f"the nodes were not free for {format_duration(waited_ns)}: {job.description}"
+                    f"the nodes were not free for {format_duration(waited_ns)}: {job.detail}"
                 )
                 self._cancel(record, description)
 

@@ -88,14 +88,14 @@ def check_node(url: str, node: str) -> str:
         OSError: The remediator does not answer.
         ValueError: The URL, or what answers, is none of a remediator.
     """
-    verb, _, description = ask(url, f"/node/{node}").partition(" ")
+    verb, _, reason = ask(url, f"/node/{node}").partition(" ")
     if verb == "drain":
-        return _drain(node, description)
+        return _drain(node, reason)
     if verb == "undrain":
-        return _undrain(node, description)
+        return _undrain(node, reason)
     if verb not in {"report", "none"}:
         raise ValueError(f"what answers is no ingero-remediator: {verb[:40]!r}")
-    return description
+    return reason
 
 
 def ask(url: str, path: str) -> str:

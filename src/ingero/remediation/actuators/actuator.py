@@ -13,9 +13,9 @@ from ingero.remediation.records import ActionRecord
 _MARK: Final = re.compile(r"^ingero (a[0-9a-f]{10})\b")
 
 
-def write_reason(record: ActionRecord, description: str, limit: int) -> str:
+def write_reason(record: ActionRecord, message: str, limit: int) -> str:
     """What the scheduler is to show: the action, its finding, and why; in printable ASCII, on one line."""
-    text = f"ingero {record.action_id} {record.episode}: {description}"
+    text = f"ingero {record.action_id} {record.episode}: {message}"
     plain = text.replace("×", "x").encode("ascii", "replace").decode()
     return "".join(one if one.isprintable() else " " for one in plain)[:limit]
 

@@ -92,8 +92,8 @@ class CommandActuator:
         except OSError as error:
             raise PermanentError(f"{command[0]} cannot be started: {error.strerror}") from error
         if done.returncode:
-            description = " ".join((done.stderr or done.stdout).split())[:200]
-            problem = f"{command[0]} ended with {done.returncode}: {description}"
+            output = " ".join((done.stderr or done.stdout).split())[:200]
+            problem = f"{command[0]} ended with {done.returncode}: {output}"
             is_unknown = done.returncode == EX_TEMPFAIL or done.returncode < 0
             raise RetryableError(problem) if is_unknown else PermanentError(problem)
 

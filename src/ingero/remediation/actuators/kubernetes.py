@@ -172,7 +172,7 @@ class KubernetesActuator:
         self._apply(record, is_rehearsal=True)
 
     def _apply(self, record: ActionRecord, *, is_rehearsal: bool) -> None:
-        description = write_reason(record, describe_worker(record), MAX_MESSAGE_CHARS)
+        message = write_reason(record, describe_worker(record), MAX_MESSAGE_CHARS)
         effects = self._effects
 
         def build(node: NodeModel) -> dict[str, Any] | None:
@@ -182,7 +182,7 @@ class KubernetesActuator:
             if not view.in_service:
                 raise PermanentError(f"{view.name} is out of service already: {view.state}")
             return {
-                "metadata": {"annotations": {REASON: description, EFFECTS: effects.write()}},
+                "metadata": {"annotations": {REASON: message, EFFECTS: effects.write()}},
                 "spec": _add_to_spec(node, effects, self._config.taint, record.action_id),
             }
 
@@ -190,7 +190,7 @@ class KubernetesActuator:
         # A condition without its taint could make others act; a taint without its condition is only less explained.
         if effects.condition:
             condition = self._build_condition(
-                effects.condition, "RankIsCulprit", description, is_set=True
+                effects.condition, "RankIsCulprit", message, is_set=True
             )
             self._set_condition(record.target, condition, is_rehearsal=is_rehearsal)
 
@@ -201,9 +201,9 @@ class KubernetesActuator:
             return
         effects = read_effects(_annotations(node).get(EFFECTS))
         if _has_condition(node, effects.condition, record.action_id):
-            description = f"action {record.action_id} was undone"
+            message = f"action {record.action_id} was undone"
             condition = self._build_condition(
-                effects.condition, "ActionUndone", description, is_set=False
+                effects.condition, "ActionUndone", message, is_set=False
             )
             self._set_condition(record.target, condition)
 
@@ -255,7 +255,7 @@ class KubernetesActuator:
         raise RetryableError(f"somebody else keeps changing {name}")
 
     def _build_condition(
-        self, kind: str, reason: str, description: str, *, is_set: bool
+        self, kind: str, reason: str, message: str, *, is_set: bool
     ) -> dict[str, str]:
         now = datetime.fromtimestamp(self._clock.wall_ns() // NS_PER_S, UTC)
         moment = now.strftime("%Y-%m-%dT%H:%M:%SZ")
@@ -263,7 +263,7 @@ class KubernetesActuator:
             "type": kind,
             "status": "True" if is_set else "False",
             "reason": reason,
-            "message": description,
+            "message": message,
             "lastHeartbeatTime": moment,
             "lastTransitionTime": moment,
         }

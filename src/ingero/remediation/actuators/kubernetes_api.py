@@ -50,12 +50,12 @@ def name_request(doing: str) -> Iterator[None]:
         yield
     except httpx2.HTTPStatusError as error:
         status = error.response.status_code
-        description = f"Kubernetes does not {doing}: {error}"
+        message = f"Kubernetes does not {doing}: {error}"
         if status == HTTPStatus.CONFLICT:
-            raise ConflictError(description) from error
+            raise ConflictError(message) from error
         if status in _PASSING or status >= HTTPStatus.INTERNAL_SERVER_ERROR:
-            raise RetryableError(description) from error
-        raise PermanentError(description) from error
+            raise RetryableError(message) from error
+        raise PermanentError(message) from error
     except httpx2.HTTPError as error:
         problem = str(error) or type(error).__name__
         raise RetryableError(f"Kubernetes' API server does not answer: {problem}") from error

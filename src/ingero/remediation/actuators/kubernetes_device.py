@@ -191,12 +191,12 @@ class KubernetesDeviceActuator:
 
     def _build_rule(self, record: ActionRecord, device: NodeDevice) -> dict[str, Any]:
         config = self._config
-        description = write_reason(record, describe_worker(record), MAX_MESSAGE_CHARS)
+        message = write_reason(record, describe_worker(record), MAX_MESSAGE_CHARS)
         return {
             "metadata": {
                 "name": _rule_name(record.action_id),
                 "labels": {"app.kubernetes.io/managed-by": FIELD_MANAGER},
-                "annotations": {REASON: description},
+                "annotations": {REASON: message},
             },
             "spec": {
                 "deviceSelector": {

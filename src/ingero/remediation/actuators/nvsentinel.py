@@ -99,9 +99,9 @@ class NvsentinelActuator:
 
     def apply(self, record: ActionRecord) -> None:
         """Send that the node is not well."""
-        description = write_reason(record, describe_worker(record), MAX_MESSAGE_CHARS)
+        message = write_reason(record, describe_worker(record), MAX_MESSAGE_CHARS)
         action = self._config.recommended_action
-        event = self._build(record, description, is_healthy=False)
+        event = self._build(record, message, is_healthy=False)
         event.isFatal = action != "NONE"  # as NVSentinel itself derives it
         event.recommendedAction = ACTIONS[action]
         event.errorCode.append(ERROR_CODE)
@@ -112,17 +112,17 @@ class NvsentinelActuator:
 
     def reverse(self, record: ActionRecord) -> None:
         """Send that it is well again."""
-        description = write_reason(record, "undone", MAX_MESSAGE_CHARS)
-        self._send(self._build(record, description, is_healthy=True))
+        message = write_reason(record, "undone", MAX_MESSAGE_CHARS)
+        self._send(self._build(record, message, is_healthy=True))
 
-    def _build(self, record: ActionRecord, description: str, *, is_healthy: bool) -> Any:  # noqa: ANN401 - a message of the table
+    def _build(self, record: ActionRecord, message: str, *, is_healthy: bool) -> Any:  # noqa: ANN401 - a message of the table
         event = MESSAGES["HealthEvent"](
             version=1,
             agent=AGENT,
             componentClass=self._config.component_class,
             checkName=CHECK,
             isHealthy=is_healthy,
-            message=description,
+            message=message,
             nodeName=record.target,
             processingStrategy=STRATEGIES[self._config.strategy],
         )

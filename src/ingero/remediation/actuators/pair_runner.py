@@ -30,12 +30,12 @@ class PairJob:
     Attributes:
         state: Where it is.
         job: Its id; empty for none.
-        description: Why it waits or failed, or what it printed.
+        detail: Why it waits or failed, or what it printed.
     """
 
     state: PairJobState
     job: str = ""
-    description: str = ""
+    detail: str = ""
 
 
 @runtime_checkable

@@ -51,13 +51,11 @@ def parse_nodes(text: str) -> dict[str, tuple[NodeView, str]]:
         if name is None or state is None:
             raise BadDataError(f"not a node of scontrol: {line[:80]!r}")
         host, reason = _HOST.search(line), REASON.search(line)
-        description = reason[1] if reason else ""
-        view = NodeView(
-            name[1], is_in_service(state[1]), state[1], find_mark(description), description
-        )
+        text = reason[1] if reason else ""
+        view = NodeView(name[1], is_in_service(state[1]), state[1], find_mark(text), text)
         is_drained = "DRAIN" in state[1]
         if not is_drained:  # a reason outlives its drain on a node that is DOWN
-            view = NodeView(view.name, view.in_service, view.state, "", description)
+            view = NodeView(view.name, view.in_service, view.state, "", text)
         found[name[1]] = (view, host[1] if host else "")
     return found
 
@@ -148,7 +146,7 @@ class SlurmActuator:
             raise RetryableError(f"{program} could not be started: {error}") from error
         if done.returncode == 0:
             return done.stdout
-        description = " ".join((done.stderr or done.stdout).split())[:200]
-        if _REFUSED.search(description) and not _NO_SERVER.search(description):
-            raise PermanentError(f"{program} refused: {description}")
-        raise RetryableError(f"{program} failed with {done.returncode}: {description}")
+        output = " ".join((done.stderr or done.stdout).split())[:200]
+        if _REFUSED.search(output) and not _NO_SERVER.search(output):
+            raise PermanentError(f"{program} refused: {output}")
+        raise RetryableError(f"{program} failed with {done.returncode}: {output}")

@@ -114,10 +114,10 @@ def _iter_family(
 ) -> Iterator[bytes]:
     facts = family.facts
     is_reserved = facts.kind is FamilyKind.GAUGE and facts.name.endswith(SUFFIXES_OF_OTHER_TYPES)
-    description = facts.help.encode("utf-8", "replace").decode("utf-8")
+    help_text = facts.help.encode("utf-8", "replace").decode("utf-8")
     kind = _NO_TYPE if is_reserved else _TYPES[facts.kind]
     number = _NUMBERS[_NO_TYPE] if is_reserved else _NUMBERS.get(kind)
-    parts = [METRIC_FAMILY(name=facts.name, help=description, type=kind).SerializeToString()]
+    parts = [METRIC_FAMILY(name=facts.name, help=help_text, type=kind).SerializeToString()]
     for row in range(len(family.keys)):
         key = family.keys[row]
         body = b"".join([_find_labels(text, labels) for text in store.texts_of(key)])
