@@ -8,10 +8,14 @@ import signal
 import subprocess
 import sys
 
+import numpy as np
 import pytest
+from tests.agent.capture.becoming import become_next, running_rank_0
 from tests.agent.capture.kubelet import container, devices, pod, run_kubelet
 
 from ingero.agent.capture.discover.identity import find_unified_root
+from ingero.agent.capture.kernel.abi import ProcessEvent
+from ingero.agent.capture.processes import TracedProcesses
 from ingero.sim.runner import SimSettings, Simulation, get_program
 from ingero.testing.waiting import wait_until
 from ingero.wire.collectives import read_collectives
@@ -77,6 +81,29 @@ def test_what_is_pushed_about_a_rank_in_a_pod_has_its_devices(collector, cgroup,
         _, err = agent.communicate(timeout=30)
     assert agent.returncode == 0, err
     assert "without devices" not in err
+
+
+def test_an_answer_about_a_process_that_became_another_rank_leaves_it_that_rank(cgroup, tmp_path):
+    socket = tmp_path / "kubelet.sock"
+    traced = TracedProcesses(None, (), socket)
+    met = []
+    try:
+        with running_rank_0(POD_NAME="train-0", POD_NAMESPACE="ml") as process:
+            (cgroup / "cgroup.procs").write_text(str(process.pid))
+            traced.meet(process.pid)  # nobody answers yet
+            become_next(process)
+            record = (process.pid, ProcessEvent.EXEC)
+            traced.on_records(np.array([record], dtype=[("pid", "<u4"), ("event", "<u4")]))
+            with run_kubelet(socket, TRAIN):
+                wait_until(lambda: met.extend(traced.pop_met()) or len(met) == 3, 60)
+    finally:
+        traced.close()
+    assert [(one.place.rank, one.assignment.container) for one in met] == [
+        (0, ""),
+        (1, ""),
+        (1, "main"),
+    ]
+    assert dict(met[-1].resource) == EXPECTED
 
 
 def read_runs(export):

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import threading
 from collections import deque
 from collections.abc import Collection, Iterator
 from dataclasses import replace
 from pathlib import Path
 
 from ingero.agent.capture.assignments import AssignmentFinder
-from ingero.agent.capture.discover.identity import ProcessIdentity, find_cgroup_id, read_identity
+from ingero.agent.capture.discover.identity import (
+    MAX_EMPTY_READS,
+    ProcessIdentity,
+    find_cgroup_id,
+    read_identity,
+)
 from ingero.agent.capture.discover.processes import find_descendants, has_ended
 from ingero.agent.capture.kernel.abi import ProcessEvent
 from ingero.agent.capture.probes.engine import Engine
@@ -34,6 +40,10 @@ class TracedProcesses:
         self._may_be_over = self._are_named
         self._identities: dict[int, ProcessIdentity] = {}
         self._met: deque[ProcessIdentity] = deque()
+        self._asked: dict[int, object] = {}
+        self._lock = (
+            threading.Lock()
+        )  # of the three above; reading /proc may wait and is outside of it
         self._ended: list[int] = []
         self._finder = AssignmentFinder(kubelet, self._complete) if kubelet is not None else None
         for pid in pids:
@@ -61,31 +71,57 @@ class TracedProcesses:
 
     def meet(self, pid: int) -> None:
         """Ask who a process is while it is there to be asked. It may wait: not in the thread that reads rings."""
-        identity = None if pid in self._identities else read_identity(pid)
-        if identity is not None:
-            self._add(identity)
+        self._ask(pid, MAX_EMPTY_READS)
 
-    def _add(self, identity: ProcessIdentity) -> None:
+    def _ask(self, pid: int, n_reads: int) -> None:
+        """Ask it once, whoever wants to know; again where it called execve or ended meanwhile."""
+        is_stale = True
+        while is_stale:
+            question = object()
+            with self._lock:
+                if pid in self._identities or self._asked.setdefault(pid, question) is not question:
+                    return
+            identity = read_identity(pid, n_reads=n_reads)
+            with self._lock:
+                is_stale = self._asked.get(pid) is not question
+                if is_stale:
+                    continue
+                del self._asked[pid]
+                if identity is not None:
+                    self._announce(identity)
+                    self._ask_kubelet(identity)
+
+    def _announce(self, identity: ProcessIdentity) -> None:
+        """Under the lock."""
         self._identities[identity.pid] = identity
         self._met.append(identity)
+
+    def _ask_kubelet(self, identity: ProcessIdentity) -> None:
         if identity.pod.uid and self._finder is not None:
             self._finder.ask(identity)
 
     def _meet_again(self, pid: int) -> None:
-        """A process that was met has called execve: it may run another program now, with other variables."""
-        known = self._identities.get(pid)
-        identity = read_identity(pid, n_reads=1) if known is not None else None
-        if known is None or identity is None:
+        """A process has called execve: it may run another program now, with other variables."""
+        with self._lock:
+            self._asked.pop(pid, None)
+            is_known = pid in self._identities
+        identity = read_identity(pid, n_reads=1) if is_known else None
+        if identity is None:
             return
-        if replace(identity, assignment=known.assignment) != known:
-            self._add(identity)
+        with self._lock:
+            known = self._identities[pid]  # only this thread removes one
+            if not _is_same(identity, known):
+                self._announce(identity)
+                self._ask_kubelet(identity)
+            elif (now := _keep_place(identity, known)) != known:
+                self._announce(now)
 
     def _complete(self, identity: ProcessIdentity) -> None:
-        """More is known of a process, if it is still the same one. Any thread."""
-        known = self._identities.get(identity.pid)
-        if known is not None and known.start_ticks == identity.start_ticks:
-            self._identities[identity.pid] = identity
-            self._met.append(identity)
+        """The kubelet's answer about a process, if it is still the same one. Any thread."""
+        with self._lock:
+            known = self._identities.get(identity.pid)
+            if known is not None and _is_same(known, identity):
+                self._announce(_keep_place(known, identity))
 
     def pop_notes(self) -> Iterator[str]:
         """Sentences about what could not be found out about processes, since the last time."""
@@ -99,9 +135,7 @@ class TracedProcesses:
     def meet_counted(self, keys: Records) -> None:
         """The same for every process that has a count, without waiting: the kernel tells of their execve."""
         for pid in {int(pid) for pid in keys["pid"]} - self._identities.keys() - {0}:
-            identity = read_identity(pid, n_reads=1)
-            if identity is not None:
-                self._add(identity)
+            self._ask(pid, 1)
 
     def pop_met(self) -> Iterator[ProcessIdentity]:
         """Processes met since the last time, and those of which more is known since then."""
@@ -118,7 +152,11 @@ class TracedProcesses:
         for pid in records["pid"][records["event"] == ProcessEvent.EXEC]:
             self._meet_again(int(pid))
         is_exit = records["event"] == ProcessEvent.EXIT
-        self._ended.extend(int(pid) for pid in records["pid"][is_exit])
+        ended = [int(pid) for pid in records["pid"][is_exit]]
+        with self._lock:
+            for pid in ended:
+                self._asked.pop(pid, None)
+        self._ended.extend(ended)
         self._may_be_over |= self._are_named and bool(is_exit.any())
 
     def is_deserted(self) -> bool:
@@ -132,6 +170,18 @@ class TracedProcesses:
     def pop_ended(self) -> list[int]:
         """Processes that ended since the last time; they are strangers from now on."""
         ended, self._ended = self._ended, []
-        for pid in ended:
-            self._identities.pop(pid, None)
+        with self._lock:
+            for pid in ended:
+                self._identities.pop(pid, None)
         return ended
+
+
+def _is_same(one: ProcessIdentity, other: ProcessIdentity) -> bool:
+    """Whether both are one process in one container, whatever program it runs."""
+    return (one.start_ticks, one.container) == (other.start_ticks, other.container)
+
+
+def _keep_place(identity: ProcessIdentity, known: ProcessIdentity) -> ProcessIdentity:
+    """With its pod and devices, which do not change with the program that a process runs."""
+    pod = known.pod if known.pod.name else identity.pod
+    return replace(identity, pod=pod, assignment=known.assignment)

@@ -43,7 +43,7 @@ _SLURM_CGROUP: Final = re.compile(r"/job_(\d+)(?:/step_(\w+))?")
 """Of ``cgroup.conf``'s plug-ins for both versions; a step is a number, ``batch``, ``extern`` or ``interactive``."""
 
 _EMPTY_READ_S: Final = 0.002
-_MAX_EMPTY_READS: Final = 100
+MAX_EMPTY_READS: Final = 100
 """A process without any variable costs so many."""
 
 
@@ -234,7 +234,7 @@ def parse_stat(text: str) -> tuple[str, int]:
 
 
 def read_identity(
-    pid: int, proc: Path = _PROC, *, n_reads: int = _MAX_EMPTY_READS
+    pid: int, proc: Path = _PROC, *, n_reads: int = MAX_EMPTY_READS
 ) -> ProcessIdentity | None:
     """Who a process is; None when it is gone. What may not be read stays unknown.
 

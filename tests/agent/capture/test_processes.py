@@ -1,0 +1,99 @@
+"""Who a process is, asked by two threads while it becomes another program."""
+
+import os
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+from tests.agent.capture.becoming import become_next, running_rank_0
+
+from ingero.agent.capture import processes
+from ingero.agent.capture.kernel.abi import ProcessEvent
+from ingero.agent.capture.processes import TracedProcesses
+
+
+def counted(pid):
+    return np.array([(pid,)], dtype=[("pid", "<u4")])
+
+
+def record(pid, event):
+    return np.array([(pid, event)], dtype=[("pid", "<u4"), ("event", "<u4")])
+
+
+class Held:
+    """Reads as `read_identity` does, and keeps each answer of one thread back until it is let go."""
+
+    def __init__(self, monkeypatch):
+        self.has_read, self.let_go = threading.Semaphore(0), threading.Semaphore(0)
+        self.thread = None
+        self._read = processes.read_identity
+        monkeypatch.setattr(processes, "read_identity", self)
+
+    def __call__(self, pid, **how):
+        identity = self._read(pid, **how)
+        if threading.current_thread().name == self.thread:
+            self.has_read.release()
+            self.let_go.acquire()
+        return identity
+
+    def start(self, target, *arguments):
+        self.thread = "held"
+        thread = threading.Thread(target=target, args=arguments, name=self.thread)
+        thread.start()
+        self.has_read.acquire()
+        return thread
+
+
+def ranks_of(traced):
+    return [identity.place.rank for identity in traced.pop_met()]
+
+
+def test_a_process_that_many_threads_meet_is_announced_once():
+    traced = TracedProcesses(None, ())
+    barrier = threading.Barrier(8)
+
+    def meet():
+        barrier.wait()
+        traced.meet(os.getpid())
+        traced.meet_counted(counted(os.getpid()))
+
+    with ThreadPoolExecutor(8) as pool:
+        for one in [pool.submit(meet) for _ in range(8)]:
+            one.result()
+    assert [identity.pid for identity in traced.pop_met()] == [os.getpid()]
+
+
+def test_a_rank_read_before_execve_is_not_told_after_it(monkeypatch):
+    traced, held = TracedProcesses(None, ()), Held(monkeypatch)
+    with running_rank_0() as process:
+        thread = held.start(traced.meet, process.pid)  # it has read rank 0
+        become_next(process)
+        traced.on_records(record(process.pid, ProcessEvent.EXEC))
+        held.let_go.release()
+        held.let_go.release()  # of the second answer
+        thread.join()
+        assert ranks_of(traced) == [1]
+
+
+def test_a_thread_with_an_old_answer_leaves_the_newer_question_alone(monkeypatch):
+    traced, held = TracedProcesses(None, ()), Held(monkeypatch)
+    with running_rank_0() as process:
+        thread = held.start(traced.meet, process.pid)
+        become_next(process)
+        traced.on_records(record(process.pid, ProcessEvent.EXEC))
+        traced.meet_counted(counted(process.pid))
+        held.let_go.release()
+        thread.join()
+        assert ranks_of(traced) == [1]
+
+
+def test_a_process_that_ended_while_it_was_asked_is_not_remembered(monkeypatch):
+    traced, held = TracedProcesses(None, ()), Held(monkeypatch)
+    with running_rank_0() as process:
+        thread = held.start(traced.meet, process.pid)
+    traced.on_records(record(process.pid, ProcessEvent.EXIT))
+    traced.pop_ended()
+    held.let_go.release()
+    held.let_go.release()
+    thread.join()
+    assert not ranks_of(traced)
