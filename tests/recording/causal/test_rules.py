@@ -295,3 +295,42 @@ def test_calls_counted_a_minute_after_their_rows_are_not_taken_for_lost():
     (incident,) = explain(replace(recording, aggregates=tallies)).incidents
     assert (incident.rule, incident.coverage.state) == ("periodic_spike", "exact")
     assert incident.coverage.seen == incident.coverage.stored
+
+
+def spiky(is_slow, n_calls=800):
+    """Allocations of which some are slow, each in a step of its own."""
+    loop = Loop(RecordingBuilder())
+    for i in range(n_calls):
+        loop.call(MALLOC, 5 * MS if is_slow(i) else 5_000, arg0=512)
+        loop.step(LoopStep(n_launches=4, copy_ns=0, sync_ns=2 * MS))
+    return loop.recording
+
+
+def test_spikes_keep_their_rhythm_when_another_call_is_slow_for_a_reason_of_its_own():
+    strays = {130, 131, 377}  # the first two are one
+    (incident,) = explain(spiky(lambda i: i % 80 == 40 or i in strays).build()).incidents
+    assert incident.rule == "periodic_spike"
+    (cause,) = incident.causes
+    assert cause.name.startswith("something that happens every 80 calls ")
+    assert incident.lost_ns == 10 * (5 * MS - 5_000)
+    assert "10 spikes of 10 calls among 800" in cause.evidence
+
+
+def test_many_slow_calls_outside_of_it_are_no_rhythm():
+    strays = {130, 250, 377}
+    assert rules_of(spiky(lambda i: i % 80 == 40 or i in strays)) == []
+
+
+def test_four_spikes_need_every_call_in_their_rhythm():
+    assert rules_of(spiky(lambda i: i % 200 == 40)) == ["periodic_spike"]
+    assert rules_of(spiky(lambda i: i % 200 == 40 or i == 510)) == []
+
+
+def test_slow_calls_beside_each_other_are_one_spike_and_no_rhythm():
+    assert rules_of(spiky(lambda i: 400 <= i < 410)) == []
+
+
+def test_a_rhythm_is_found_in_what_many_calls_do_for_one_spike():
+    (incident,) = explain(spiky(lambda i: i % 80 in {40, 42, 43}).build()).incidents
+    assert (incident.rule, incident.n_cases) == ("periodic_spike", 10)
+    assert "10 spikes of 30 calls among 800" in incident.causes[0].evidence

@@ -23,6 +23,7 @@ _RATIO: Final = 5.0
 _MIN_EXTRA_NS: Final = 100 * NS_PER_US
 _MIN_CALLS: Final = 50
 _MIN_SPIKES: Final = 4
+_SPIKES_PER_STRAY: Final = 5
 _JOIN_CALLS: Final = 3
 _MAX_SPREAD: Final = 0.10
 _MIN_PERIOD_CALLS: Final = 10
@@ -35,13 +36,15 @@ class _Rhythm:
     """Spikes at a fixed distance.
 
     Attributes:
-        firsts: Position of each spike's first call in its class.
+        slow: Positions of their calls in the class.
+        n_spikes: How many spikes; one may be several calls.
         period_calls: Median distance in calls.
         period_ns: Median distance in time.
         is_by_count: The distance in calls is the steadier one.
     """
 
-    firsts: IntArray
+    slow: IntArray
+    n_spikes: int
     period_calls: float
     period_ns: float
     is_by_count: bool
@@ -87,34 +90,43 @@ def _judge(evidence: Evidence, process: Process, calls: EventRows) -> Finding | 
     durations = calls.durations
     typical = float(np.median(durations))
     is_slow = durations > max(_RATIO * typical, typical + _MIN_EXTRA_NS)
-    lost_ns = round(float((durations[is_slow] - typical).sum()))
     first, last = process.active_ns
     codes = np.unique(calls.codes).tolist()
     if evidence.gap(process, codes).unstored:
         # Neither the usual duration nor the distance in calls is that of all calls.
-        is_open = lost_ns >= _MIN_LOST_NS and int(is_slow.sum()) >= _MIN_SPIKES
+        is_open = (
+            _lost_ns(durations[is_slow], typical) >= _MIN_LOST_NS
+            and int(is_slow.sum()) >= _MIN_SPIKES
+        )
         return Unjudged(process, describe_gap(evidence, process, codes)) if is_open else None
     rhythm = _find_rhythm(calls, np.flatnonzero(is_slow))
-    if rhythm is None or lost_ns < max(_MIN_LOST_NS, _MIN_LOST_SHARE * (last - first)):
+    if rhythm is None:
+        return None
+    lost_ns = _lost_ns(durations[rhythm.slow], typical)
+    if lost_ns < max(_MIN_LOST_NS, _MIN_LOST_SHARE * (last - first)):
         return None
     every = f"every {rhythm.period_calls:.0f} calls ({format_duration(rhythm.period_ns)})"
-    slow = format_duration(float(np.median(durations[is_slow])))
+    slow = format_duration(float(np.median(durations[rhythm.slow])))
     return Finding(
         title=f"Periodic spike: {calls.op} of {process.name} takes {slow} instead of "
         f"{format_duration(typical)} {every}",
-        span_ns=(int(calls.starts[is_slow][0]), int(calls.ends[is_slow].max())),
+        span_ns=(int(calls.starts[rhythm.slow][0]), int(calls.ends[rhythm.slow].max())),
         lost_ns=lost_ns,
         causes=name_cause(
             f"something that happens {every}",
             1.0,
-            f"{len(rhythm.firsts)} spikes of {int(is_slow.sum())} calls among {len(calls)}",
+            f"{rhythm.n_spikes} spikes of {len(rhythm.slow)} calls among {len(calls)}",
             f"steady in {'calls: the program itself' if rhythm.is_by_count else 'time: a timer'}",
         ),
         process=process,
         op=calls.op,
-        n_cases=len(rhythm.firsts),
+        n_cases=rhythm.n_spikes,
         fix=_fix(calls, rhythm),
     )
+
+
+def _lost_ns(durations: IntArray, typical: float) -> int:
+    return round(float((durations - typical).sum()))
 
 
 def _fix(calls: EventRows, rhythm: _Rhythm) -> tuple[str, ...]:
@@ -131,22 +143,52 @@ def _fix(calls: EventRows, rhythm: _Rhythm) -> tuple[str, ...]:
 
 
 def _find_rhythm(calls: EventRows, slow_idx: IntArray) -> _Rhythm | None:
-    """Spikes (slow calls close together are one) with the same distance in calls or in time, or None."""
-    if len(slow_idx) < _MIN_SPIKES:
+    """The rhythm of most spikes, in calls or in time, or None.
+
+    Slow calls close together are one spike. What is slow for a reason of its own, such as a call that was preempted, is
+    outside of the rhythm; only few may be.
+    """
+    spikes = np.cumsum(np.diff(slow_idx, prepend=slow_idx[:1]) > _JOIN_CALLS)
+    first_of_each = np.flatnonzero(np.diff(spikes, prepend=-1))
+    if len(first_of_each) < _MIN_SPIKES:
         return None
-    is_first = np.concatenate(([True], np.diff(slow_idx) > _JOIN_CALLS))
-    firsts = slow_idx[is_first]
-    if len(firsts) < _MIN_SPIKES:
+    starts = calls.starts[slow_idx]
+    by_count = _find_longest_chain(slow_idx, first_of_each)
+    by_time = _find_longest_chain(starts, first_of_each)
+    is_by_count = _order(slow_idx[by_count]) >= _order(starts[by_time])
+    members = by_count if is_by_count else by_time
+    n_spikes = len(members)
+    n_strays = len(first_of_each) - n_spikes
+    if n_spikes < max(_MIN_SPIKES, _SPIKES_PER_STRAY * n_strays):
         return None
-    by_count, by_time = np.diff(firsts), np.diff(calls.starts[firsts])
-    count_spread, time_spread = _spread(by_count), _spread(by_time)
-    period_calls = float(np.median(by_count))
-    if min(count_spread, time_spread) > _MAX_SPREAD or period_calls < _MIN_PERIOD_CALLS:
+    period_calls = float(np.median(np.diff(slow_idx[members])))
+    if period_calls < _MIN_PERIOD_CALLS:
         return None
-    return _Rhythm(firsts, period_calls, float(np.median(by_time)), count_spread <= time_spread)
+    is_member = np.isin(spikes, spikes[members])
+    period_ns = float(np.median(np.diff(starts[members])))
+    return _Rhythm(slow_idx[is_member], n_spikes, period_calls, period_ns, is_by_count)
 
 
-def _spread(distances: IntArray) -> float:
-    """Largest deviation from the median distance, as a part of it: one missing spike breaks the rhythm."""
-    median = float(np.median(distances))
-    return float(np.abs(distances - median).max()) / max(median, 1.0)
+def _find_longest_chain(positions: IntArray, first_of_each: IntArray) -> IntArray:
+    """Indexes of as many positions as possible that follow each other at the usual distance of spikes."""
+    period = float(np.median(np.diff(positions[first_of_each])))
+    lows = np.searchsorted(positions, positions - (1 + _MAX_SPREAD) * period)
+    highs = np.searchsorted(positions, positions - (1 - _MAX_SPREAD) * period, side="right")
+    lengths = np.ones(len(positions), dtype=np.int64)
+    before = np.full(len(positions), -1)
+    for i, (low, high) in enumerate(zip(lows.tolist(), highs.tolist(), strict=True)):
+        if low < high:
+            best = low + int(np.argmax(lengths[low:high]))
+            lengths[i], before[i] = lengths[best] + 1, best
+    chain = [int(np.argmax(lengths))]
+    while before[chain[-1]] >= 0:
+        chain.append(int(before[chain[-1]]))
+    return np.array(chain[::-1])
+
+
+def _order(chain: IntArray) -> tuple[int, float]:
+    """The longer chain counts, of two as long the steadier one."""
+    distances = np.diff(chain)
+    median = float(np.median(distances)) if len(distances) else 1.0
+    spread = float(np.abs(distances - median).max(initial=0)) / max(median, 1.0)
+    return len(chain), -spread
