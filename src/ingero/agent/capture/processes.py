@@ -74,7 +74,7 @@ class TracedProcesses:
         self._ask(pid, MAX_EMPTY_READS)
 
     def _ask(self, pid: int, n_reads: int) -> None:
-        """Ask it once, whoever wants to know; again where it called execve or ended meanwhile."""
+        """Ask it once, for all threads; again where it called execve or ended meanwhile."""
         is_stale = True
         while is_stale:
             question = object()
