@@ -17,7 +17,7 @@ RESULTS: Final = ROOT / "docs/evidence/machines.json"
 README: Final = ROOT / "README.md"
 _BEGIN: Final = "<!-- made by `make test-machines RECORD=1` -->\n"
 _END: Final = "<!-- end -->\n"
-# How the table calls a check; those of a family are counted.
+# How the table calls a check, in this order; those of a family are counted, and others follow by their own names.
 _FAMILIES: Final = {
     "check": "`check`",
     "refused": "refused in one line",
@@ -28,6 +28,7 @@ _FAMILIES: Final = {
     "filter": "filters",
     "fleet-push": "`fleet-push`",
     "up": "`up`",
+    "look": "a look at one process",
     "caps": "sets of capabilities",
     "setting": "settings of distributions",
 }
@@ -90,9 +91,12 @@ def _list(checks: Sequence[str]) -> str:
     for check in checks:
         family = check.partition(":")[0]
         numbers[family] = numbers.get(family, 0) + 1
-    known = [family for family in _FAMILIES if family in numbers]
+    families = [
+        *(family for family in _FAMILIES if family in numbers),
+        *sorted(numbers.keys() - _FAMILIES.keys()),
+    ]
     parts = [
-        _FAMILIES[family] + (f" ({numbers[family]})" if numbers[family] > 1 else "")
-        for family in known
+        _FAMILIES.get(family, family) + (f" ({numbers[family]})" if numbers[family] > 1 else "")
+        for family in families
     ]
     return ", ".join(parts) or "none"

@@ -33,6 +33,11 @@ def test_checks_of_a_family_are_counted_and_failures_stand_apart(files):
     assert row(files[1], "newest-x86_64")[-1] == "not tried"
 
 
+def test_a_check_without_a_description_stands_there_by_its_name(files):
+    record([outcome("boot", detail="Linux 6.1.0"), outcome("new: a", passed=False)], *files)
+    assert row(files[1])[2:4] == ["none", "new"]
+
+
 def test_a_check_that_is_repeated_replaces_its_earlier_outcome_and_no_other(files):
     record(
         [outcome("boot", detail="Linux 6.1.0"), outcome("check"), outcome("up", passed=False)],
