@@ -55,7 +55,7 @@ def test_a_trace_records_its_workloads_words_and_pushes_its_collectives(collecto
         seqs.setdefault(run.rank.rank, []).extend(run.ops["seq"].tolist())
     assert {rank: sorted(found) for rank, found in seqs.items()} == {
         rank: list(range(1, STEPS + 3)) for rank in range(N_RANKS)
-    }
+    }, result.stderr + result.stdout[-2000:]
     assert {(run.rank.cluster_id, run.rank.node_id) for run in runs} == {("c", "n")}
     # A machine with other things to do may let a look come late: that is a state, not a loss.
     late = ("note: baseline", "note: state:")

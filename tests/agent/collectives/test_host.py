@@ -117,6 +117,19 @@ def test_wait_that_is_read_before_its_collective_still_ends_it():
     assert run.ops["inside_ns"].tolist() == [500]
 
 
+def test_of_a_process_that_ended_all_goes_out_and_of_the_others_what_is_complete():
+    tracker = CollectiveTracker()
+    others = collective(1000, 1)
+    others["pid"] = 43
+    for record in (collective(1000, 1), others):
+        tracker.add_collectives(record)
+    (run,) = tracker.take(1100, {42, 99})
+    assert (run.pid, run.clock, run.ops["seq"].tolist()) == (42, ClockKind.ENQUEUE, [1])
+    assert tracker.take(LATER) == []
+    (run,) = tracker.take(LATER, None)
+    assert (run.pid, run.clock) == (43, ClockKind.ENQUEUE)
+
+
 def test_collective_nobody_waits_for_goes_out_as_enqueued_and_without_an_end():
     tracker = CollectiveTracker()
     take(

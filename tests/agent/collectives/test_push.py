@@ -16,7 +16,7 @@ from ingero.agent.health.spill import Spill, SpillSettings
 from ingero.agent.health.transport import PushReply
 from ingero.agent.metrics.exporting import PrometheusPage
 from ingero.agent.metrics.health import iter_collective_series
-from ingero.model.collectives import COLLECTIVE_OP
+from ingero.model.collectives import COLLECTIVE_OP, UNKNOWN_NS, ClockKind
 from ingero.model.events import CudaOp, NcclOp, Source
 from ingero.model.progress import Ending
 from ingero.otlp.codec import decode_protobuf, encode_protobuf
@@ -432,6 +432,31 @@ def test_ended_process_is_told_at_once_and_once(job):
     assert seqs(runs)[-1] == job.seq, "its last operations are not lost"
     job.stand(8)
     assert job.ear.take()[1] == []
+
+
+def test_operations_that_nobody_waited_for_before_the_process_ended_go_out_without_an_end(job):
+    job.run(6)
+    job.ear.take()
+    job.enter()
+    job.clock.advance(STEP_NS)
+    job.enter()
+    job.pusher.note_exit(PID)
+    job.stand(0.4)
+    runs, _ = job.ear.take()
+    assert seqs(runs)[-2:] == [job.seq - 1, job.seq]
+    last = runs[-1]
+    assert (last.clock, last.ops["inside_ns"].tolist()) == (ClockKind.ENQUEUE, [UNKNOWN_NS] * 2)
+    assert job.pusher.count_outcomes().without_end == 2
+
+
+def test_what_was_entered_right_before_the_agent_ends_is_sent(job):
+    job.run(6)
+    job.enter()
+    job.leave(NS_PER_MS)
+    job.enter()
+    job.pusher.finish()
+    runs, _ = job.ear.take()
+    assert seqs(runs) == list(range(1, job.seq + 1))
 
 
 def test_how_a_process_ended_is_told_with_how_long_ago_that_was(job):

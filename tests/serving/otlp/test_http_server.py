@@ -271,10 +271,12 @@ def test_connections_beyond_the_limit_are_told_so_and_room_comes_back(limits):
 def test_a_sender_that_never_reads_is_cut_off():
     async def scenario(server, handler):
         handler.go.set()
-        with socket.create_connection((server.bound.host, server.bound.port)) as link:
+        with socket.socket() as link:
+            # Before it connects: a window that shrinks later can end in both kernels waiting for each other.
             link.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
             link.setblocking(False)
             loop = asyncio.get_running_loop()
+            await loop.sock_connect(link, (server.bound.host, server.bound.port))
             sending = loop.create_task(loop.sock_sendall(link, (head() + b"{}") * 200_000))
             while not server.counters.stalled:  # noqa: ASYNC110 - the counter has no event
                 await asyncio.sleep(0)

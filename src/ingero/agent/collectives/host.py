@@ -12,11 +12,12 @@ Own time is what the host spent since it left its previous operation with others
 Lossy: operations on communicators whose identity is not known, made before the probes or never asked for
 (`CollectiveTracker.n_unknown`), and point-to-point operations, which have no sequence number, are not reported; what
 was spent in them is nobody's own time all the same. Rows beyond `MAX_PENDING` whose end is not waited for go out as
-``enqueue``.
+``enqueue``, and so do those whose process ended before it waited.
 """
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -242,31 +243,44 @@ class CollectiveTracker:
         """Processes that made collectives or synchronised."""
         return tuple(self._processes)
 
-    def take(self, mono_ns: int) -> list[Finished]:
-        """Rows that are complete by now, in the order each process entered them."""
+    def take(self, mono_ns: int, ended: Collection[int] | None = ()) -> list[Finished]:
+        """Rows that are complete by now, in the order each process entered them.
+
+        Args:
+            mono_ns: Now.
+            ended: Processes of which no more records come: what has no end by now goes out without one. None: all.
+        """
         settled_ns = mono_ns - SETTLE_NS
-        rows = self._take_settled(self._rows, settled_ns, ROW)
-        waits = self._take_settled(self._waits, settled_ns, _WAIT)
+        rows = self._take_settled(self._rows, settled_ns, ended, ROW)
+        waits = self._take_settled(self._waits, settled_ns, ended, _WAIT)
+        known_ended = self._processes.keys() if ended is None else self._processes.keys() & ended
         finished: list[Finished] = []
-        for pid in {int(pid) for pid in rows["pid"]} | {int(pid) for pid in waits["pid"]}:
+        for pid in {int(pid) for part in (rows, waits) for pid in part["pid"]} | known_ended:
             known = self._process(pid)
             fresh = rows[rows["pid"] == pid]
             self._note_entries(known, fresh[fresh["is_told"]])
             pending = np.concatenate([known.pending, fresh])
             pending = pending[np.argsort(pending["entry_ns"], kind="stable")]
             _end(pending, waits[waits["pid"] == pid])
-            done, known.pending = _split_done(pending, settled_ns)
+            is_over = ended is None or pid in ended
+            done, known.pending = (
+                (pending, pending[:0]) if is_over else _split_done(pending, settled_ns)
+            )
             if len(done):
                 finished += self._finish(pid, known, done)
         return finished
 
     @staticmethod
-    def _take_settled(parts: list[Records], until_ns: int, dtype: np.dtype[Any]) -> Records:
-        """Cut what ended by ``until_ns`` out of a list of records, oldest first."""
+    def _take_settled(
+        parts: list[Records], until_ns: int, ended: Collection[int] | None, dtype: np.dtype[Any]
+    ) -> Records:
+        """Cut what returned by ``until_ns``, or is of a process that ended, out of a list of records, oldest first."""
         if not parts:
             return np.zeros(0, dtype)
         table = np.concatenate(parts)
-        is_settled = table["exit_ns"] <= until_ns
+        is_settled = np.ones(len(table), bool)
+        if ended is not None:
+            is_settled = (table["exit_ns"] <= until_ns) | np.isin(table["pid"], list(ended))
         parts[:] = [table[~is_settled]] if not is_settled.all() else []
         table = table[is_settled]
         ordered: Records = table[np.argsort(table["entry_ns"], kind="stable")]

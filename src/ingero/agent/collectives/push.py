@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -217,13 +217,14 @@ class CollectivePusher:
         """Take what is complete, and push what is due; at last also what would wait for later records."""
         now_ns = self._clock.mono_ns()
         with self._lock:
-            finished = self._take_finished(now_ns)
+            ended = self._find_ended(now_ns, is_last=is_last)
+            finished = self._take_finished(now_ns, None if is_last else ended)
             runs = [self._build_run(one) for one in finished]
             for one, run in zip(finished, runs, strict=True):
                 self.on_finished(one.pid, run.rank, one.ops)
             usual = [self._usual.setdefault((one.pid, one.comm), UsualTimes()) for one in finished]
             moved = [known.add(one.ops) for known, one in zip(usual, finished, strict=True)]
-            progress = self._forget_ended(now_ns, is_last=is_last) + self._find_stalled(now_ns)
+            progress = self._forget_ended(ended, now_ns) + self._find_stalled(now_ns)
         self._queue.put(runs)
         self._queue.drain()
         since_ns = now_ns - self._sent.pushed_ns
@@ -258,10 +259,10 @@ class CollectivePusher:
         with self._lock:
             self._device.close()
 
-    def _take_finished(self, now_ns: int) -> list[Finished]:
-        """What is complete, by the device's clock where a plug-in has it."""
+    def _take_finished(self, now_ns: int, ended: Collection[int] | None) -> list[Finished]:
+        """What is complete, by the device's clock where a plug-in has it; all there is of processes that ended."""
         self._device.read(now_ns)
-        return self._device.take(self._tracker.take(now_ns), now_ns)
+        return self._device.take(self._tracker.take(now_ns, ended), now_ns)
 
     def _positions(self, pid: int) -> dict[str, CommPosition]:
         """How far a process is: by its plug-in, whose communicators are those of its rows, else by the probes."""
@@ -283,14 +284,16 @@ class CollectivePusher:
             rank = -1 if widest is None else widest.comm_rank
         return self._names.name(pid, rank)
 
-    def _forget_ended(self, now_ns: int, *, is_last: bool) -> list[RankProgress]:
-        """The last progress records of processes that ended, which are forgotten."""
-        # Once its last records are taken: one that came later would bring the process back.
-        ended = [
+    def _find_ended(self, now_ns: int, *, is_last: bool) -> list[int]:
+        """Processes that ended and whose last records are there: one that came later would bring the process back."""
+        return [
             pid
             for pid, (at_ns, _) in self._exited.items()
             if is_last or now_ns - at_ns >= 2 * SETTLE_NS
         ]
+
+    def _forget_ended(self, ended: Iterable[int], now_ns: int) -> list[RankProgress]:
+        """The last progress records of processes that ended, which are forgotten."""
         gone = [
             replace(one, is_gone=True, ending=self._exited[pid][1])
             for pid in ended
