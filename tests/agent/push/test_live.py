@@ -19,6 +19,7 @@ from ingero.otlp.client.endpoint import parse_endpoint
 from ingero.telemetry.clock import SystemClock
 from ingero.testing.waiting import wait_until
 from ingero.units import NS_PER_MS, NS_PER_S
+from ingero.wire.collectives import read_collectives
 
 
 @pytest.fixture
@@ -70,3 +71,22 @@ def test_what_fleet_is_not_told_is_said_with_every_look(settings, as_json, capsy
         assert json.loads(last)["collectives"]["unknown_communicator"] == 3
     else:
         assert last.endswith("; 3 collectives not sent")
+
+
+def enter(observer, n_ops):
+    records = np.zeros(n_ops, get_dtype("collective"))
+    records["seq"], records["pid"], records["op"] = range(1, n_ops + 1), 42, NcclOp.ALL_REDUCE
+    records["comm_hash"], records["nranks"] = 0xAB, 4
+    observer.on_events("collectives", records, np.zeros(0))
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+def test_what_fleet_did_not_take_when_the_agent_ends_is_said(settings, collector, is_there):
+    notes = []
+    if not is_there:
+        collector.stop()
+    with open_live(settings, SystemClock(), LiveCallbacks(notify=notes.append)) as observer:
+        enter(observer, 3)
+    runs = [run for export in collector.logs for run in read_collectives(export).runs]
+    assert [len(run.ops) for run in runs] == ([3] if is_there else [])
+    assert notes == ([] if is_there else ["3 collectives were not delivered to Fleet"])

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Final
@@ -53,6 +54,8 @@ _STATUS_BITS: Final = 8
 # Of the kernel's exit code, as wait(2) gives it: the signal below the core-dump bit, the exit status above both.
 PUSH_CHECK_S: Final = 0.2
 """Between two checks of the pushing thread for operations that are complete."""
+_END_S: Final = 10.0
+"""How long the last pushes may take, at least: the machine may be busy, not only Fleet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,11 +184,13 @@ class LiveCallbacks:
         follow: Makes the callback for each sample of the health loop; is given what counts the collectives.
         find_labels: The latest annotations of the node's workload; None without annotations.
         can_probe: Whether a process that Fleet asks about may be probed for some seconds.
+        notify: Gets a sentence for each failure.
     """
 
     follow: Follow = lambda _agent, _counts: lambda _sample, _notes: None
     find_labels: FindLabels | None = None
     can_probe: bool = True
+    notify: Callable[[str], None] = lambda _text: None
 
 
 @contextmanager
@@ -267,8 +272,15 @@ def open_live(
             yield LiveObserver(source, pusher)
         finally:
             stop.set()
-            for thread in threads:
-                thread.join(health.transport.timeout_ns / NS_PER_S)
+            _join(threads, max(health.transport.timeout_ns / NS_PER_S, _END_S))
+            if n_left := count_outcomes().waiting:
+                callbacks.notify(f"{n_left} collectives were not delivered to Fleet")
+
+
+def _join(threads: Iterable[threading.Thread], timeout_s: float) -> None:
+    ends_s = time.monotonic() + timeout_s
+    for thread in threads:
+        thread.join(max(ends_s - time.monotonic(), 0))
 
 
 @dataclass(slots=True)
@@ -279,13 +291,11 @@ class LiveAgent:
         settings: What it does.
         callbacks: What it calls.
         on_ready: Called with the session once the probes wait and everything runs.
-        notify: Called with a sentence for each failure while it traces.
     """
 
     settings: LiveSettings
     callbacks: LiveCallbacks = field(default_factory=LiveCallbacks)
     on_ready: Callable[[TraceSession], None] = lambda _session: None
-    notify: Callable[[str], None] = lambda _text: None
     clock: Clock = field(default_factory=SystemClock)
 
     def run(self, stop: threading.Event) -> None:
@@ -298,7 +308,10 @@ class LiveAgent:
         with (
             open_live(self.settings.health, self.clock, self.callbacks) as observer,
             TraceSession(
-                self.settings.trace, [observer], clock=self.clock, notify=self.notify
+                self.settings.trace,
+                [observer],
+                clock=self.clock,
+                notify=self.callbacks.notify,
             ) as session,
         ):
             self.on_ready(session)

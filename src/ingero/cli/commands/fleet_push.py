@@ -217,9 +217,8 @@ def _run_live(settings: AgentSettings, find_labels: FindLabels | None, follow: F
 
     live = LiveAgent(
         LiveSettings(trace, settings),
-        LiveCallbacks(follow, find_labels),
+        LiveCallbacks(follow, find_labels, notify=functools.partial(click.echo, err=True)),
         on_ready=report,
-        notify=functools.partial(click.echo, err=True),
     )
     with catch_stop() as stop:
         live.run(stop.event)

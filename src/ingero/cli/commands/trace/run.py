@@ -416,6 +416,7 @@ def _add_live(
         callbacks = LiveCallbacks(
             follow,
             workload.latest.current if workload else None,
+            notify=_print,
         )
         observers.append(stack.enter_context(open_live(health, clock, callbacks)))
 
