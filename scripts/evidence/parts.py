@@ -35,7 +35,9 @@ def run_check(setting: Setting) -> tuple[str, dict[str, Any]]:
 
 def run_tier(setting: Setting) -> tuple[str, dict[str, Any]]:
     """The tests of real CUDA, PyTorch and NCCL; without a device only that they can be collected."""
-    command = (INGERO[0], "-m", "pytest", "-q", "-n", "0", "tests/gpu/test_real_gpu.py")
+    # The user's own options would change the lines that are read here.
+    pytest = ("env", "--unset=PYTEST_ADDOPTS", INGERO[0], "-m", "pytest")
+    command = (*pytest, "-q", "-n", "0", "tests/gpu/test_real_gpu.py")
     if setting.is_dry:
         listed = setting.call((*command, "--collect-only")).stdout
         n_tests = listed.count("::test_")

@@ -53,7 +53,8 @@ def test_a_command_that_lasts_too_long_is_a_failure(tmp_path):
     assert (outcome.passed, outcome.line) == (False, "not over in time: sleep 60")
 
 
-def test_a_dry_run_starts_parts_and_keeps_nothing(tmp_path):
+def test_a_dry_run_starts_parts_and_keeps_nothing(tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTEST_ADDOPTS", "-v")
     if command.has_driver():
         pytest.skip("a device is here")
     run = subprocess.run(
