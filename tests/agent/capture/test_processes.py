@@ -5,6 +5,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
+import pytest
 from tests.agent.capture.becoming import become_next, running_rank_0
 
 from ingero.agent.capture import processes
@@ -85,6 +86,16 @@ def test_a_thread_with_an_old_answer_leaves_the_newer_question_alone(monkeypatch
         held.let_go.release()
         thread.join()
         assert ranks_of(traced) == [1]
+
+
+def test_a_process_that_could_not_be_asked_once_is_asked_again(monkeypatch):
+    traced, read = TracedProcesses(None, ()), processes.read_identity
+    monkeypatch.setattr(processes, "read_identity", lambda _pid, **_how: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        traced.meet(os.getpid())
+    monkeypatch.setattr(processes, "read_identity", read)
+    traced.meet(os.getpid())
+    assert [identity.pid for identity in traced.pop_met()] == [os.getpid()]
 
 
 def test_a_process_that_ended_while_it_was_asked_is_not_remembered(monkeypatch):

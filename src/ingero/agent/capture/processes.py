@@ -41,9 +41,8 @@ class TracedProcesses:
         self._identities: dict[int, ProcessIdentity] = {}
         self._met: deque[ProcessIdentity] = deque()
         self._asked: dict[int, object] = {}
-        self._lock = (
-            threading.Lock()
-        )  # of the three above; reading /proc may wait and is outside of it
+        # Of the three above; reading /proc may wait and is outside of it.
+        self._lock = threading.Lock()
         self._ended: list[int] = []
         self._finder = AssignmentFinder(kubelet, self._complete) if kubelet is not None else None
         for pid in pids:
@@ -81,15 +80,17 @@ class TracedProcesses:
             with self._lock:
                 if pid in self._identities or self._asked.setdefault(pid, question) is not question:
                     return
-            identity = read_identity(pid, n_reads=n_reads)
-            with self._lock:
-                is_stale = self._asked.get(pid) is not question
-                if is_stale:
-                    continue
-                del self._asked[pid]
-                if identity is not None:
-                    self._announce(identity)
-                    self._ask_kubelet(identity)
+            identity = None
+            try:
+                identity = read_identity(pid, n_reads=n_reads)
+            finally:
+                with self._lock:
+                    is_stale = self._asked.get(pid) is not question
+                    if not is_stale:
+                        del self._asked[pid]
+                    if not is_stale and identity is not None:
+                        self._announce(identity)
+                        self._ask_kubelet(identity)
 
     def _announce(self, identity: ProcessIdentity) -> None:
         """Under the lock."""
@@ -134,7 +135,7 @@ class TracedProcesses:
 
     def meet_counted(self, keys: Records) -> None:
         """The same for every process that has a count, without waiting: the kernel tells of their execve."""
-        for pid in {int(pid) for pid in keys["pid"]} - self._identities.keys() - {0}:
+        for pid in {int(pid) for pid in keys["pid"]} - {0}:
             self._ask(pid, 1)
 
     def pop_met(self) -> Iterator[ProcessIdentity]:

@@ -51,11 +51,11 @@ def parse_nodes(text: str) -> dict[str, tuple[NodeView, str]]:
         if name is None or state is None:
             raise BadDataError(f"not a node of scontrol: {line[:80]!r}")
         host, reason = _HOST.search(line), REASON.search(line)
-        text = reason[1] if reason else ""
-        view = NodeView(name[1], is_in_service(state[1]), state[1], find_mark(text), text)
+        why = reason[1] if reason else ""
+        view = NodeView(name[1], is_in_service(state[1]), state[1], find_mark(why), why)
         is_drained = "DRAIN" in state[1]
         if not is_drained:  # a reason outlives its drain on a node that is DOWN
-            view = NodeView(view.name, view.in_service, view.state, "", text)
+            view = NodeView(view.name, view.in_service, view.state, "", why)
         found[name[1]] = (view, host[1] if host else "")
     return found
 
