@@ -9,7 +9,7 @@ import httpx
 import pytest
 from tests.deploy.site import Site, site_config
 from tests.e2e.agents import Agents
-from tests.support.browser import open_browser
+from tests.support.browser import LOST, lose_first, open_browser, read_statuses, watch_faults
 
 from ingero.testing.fleet import run_fleet
 from ingero.testing.waiting import wait_until
@@ -57,17 +57,18 @@ def visit(browser, fleet):
     """Open the page; anything that goes wrong in the browser, and any request to elsewhere, fails the test."""
     faults, contexts = [], []
 
-    def open_page(link="", scheme="light"):
+    def open_page(link="", scheme="light", n_lost=0):
         context = browser.new_context(viewport=WINDOW, color_scheme=scheme)
         context.set_default_timeout(30_000)
         contexts.append(context)
         page = context.new_page()
-        page.on("pageerror", lambda error: faults.append(str(error)))
-        page.on("request", lambda sent: sent.url.startswith(fleet.admin) or faults.append(sent.url))
-        page.on("console", lambda said: said.type != "error" or faults.append(said.text))
+        watch_faults(page, fleet.admin, faults, (LOST,) if n_lost else ())
+        lost = lose_first(page, "**/api/v1/admin/*", n_lost) if n_lost else []
         page.goto(f"{fleet.admin}/{link}")
         page.wait_for_selector("#findings tbody tr")
         page.wait_for_selector("#rows:not(:empty)")
+        if n_lost:
+            assert len(lost) > n_lost
         return page
 
     yield open_page
@@ -163,6 +164,16 @@ def test_the_guides_picture_is_of_this_page(visit, tmp_path):
     taken, shown = wanted.read_bytes(), GUIDE_PICTURE.read_bytes()
     assert struct.unpack(">II", taken[16:24]) == struct.unpack(">II", shown[16:24])
     assert len(shown) > 20_000
+
+
+def test_a_request_that_was_lost_is_sent_again_and_nobody_reads_of_it(visit):
+    assert read_statuses(visit("#measure=score", n_lost=1)) == []
+
+
+def test_a_page_that_was_opened_before_fleet_answered_comes_to_life(visit):
+    page = visit("#measure=score", n_lost=2)
+    assert set(read_statuses(page)) == {"Fleet does not answer. Is it still running?"}
+    page.wait_for_selector("#status:empty", state="attached")
 
 
 def test_programs_get_json_where_browsers_get_the_page(fleet):

@@ -10,7 +10,7 @@ import pytest
 from tests.detect.acted_jobs import NS, JobPlan
 from tests.echo.service.conftest import ALL, ONE, bearers, push, result
 from tests.echo.service.told_jobs import BEGAN_NS, act, tell
-from tests.support.browser import open_browser
+from tests.support.browser import LOST, lose_first, open_browser, read_statuses, watch_faults
 from tests.support.echo import RunningEcho
 
 from ingero.otlp.names import Signal
@@ -69,17 +69,14 @@ def visit(browser, echo):
     """Open the page as a bearer; anything that goes wrong in the browser, and any request to elsewhere, fails the test."""
     faults, contexts = [], []
 
-    def open_page(link=f"#week={MONDAY:%Y-%m-%d}", scheme="light", token=ALL):
+    def open_page(link=f"#week={MONDAY:%Y-%m-%d}", scheme="light", token=ALL, n_lost=0):
         context = browser.new_context(viewport=WINDOW, color_scheme=scheme)
         context.set_default_timeout(15_000)
         contexts.append(context)
         page = context.new_page()
-        page.on("pageerror", lambda error: faults.append(str(error)))
-        page.on("request", lambda sent: sent.url.startswith(echo.url) or faults.append(sent.url))
-        page.on(
-            "console",
-            lambda said: said.type != "error" or "401" in said.text or faults.append(said.text),
-        )
+        watch_faults(page, echo.url, faults, ("401", LOST) if n_lost else ("401",))
+        if n_lost:
+            lose_first(page, "**/api/v2/**", n_lost)
         page.goto(f"{echo.url}/report{link}")
         page.wait_for_selector("#access:not([hidden])")
         assert page.is_hidden("#main")
@@ -198,6 +195,10 @@ def test_paper_has_the_report_and_no_controls(visit):
     assert page.is_hidden(".controls")
     assert page.is_visible("#actions table")
     assert page.pdf().startswith(b"%PDF")
+
+
+def test_a_request_that_was_lost_is_sent_again_and_nobody_reads_of_it(visit):
+    assert read_statuses(visit(n_lost=1)) == []
 
 
 def test_the_guides_picture_is_of_this_page(visit, tmp_path):

@@ -9,7 +9,21 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser
+    from playwright.sync_api import Browser, Page
+
+# What Chromium says of a request that it cancelled because an interface of the machine came or went: tests beside make
+# some. Pages send such a request again, which tests of `reach` hold.
+_NETWORK_CHANGED: Final = "net::ERR_NETWORK_CHANGED"
+
+LOST: Final = "net::ERR_CONNECTION_RESET"  # Chromium's line about a request that `lose_first` lost
+_NOTE_STATUS: Final = """
+window.statuses = [];
+addEventListener("DOMContentLoaded", () => {
+  const status = document.getElementById("status");
+  const note = () => { if (status.textContent) statuses.push(status.textContent); };
+  new MutationObserver(note).observe(status, { childList: true });
+});
+"""
 
 _NAMES: Final = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome")
 
@@ -37,3 +51,42 @@ def open_browser() -> Iterator[Browser]:
             yield browser
         finally:
             browser.close()
+
+
+def watch_faults(
+    page: Page, origin: str, faults: list[str], expected: tuple[str, ...] = ()
+) -> None:
+    """Collect what goes wrong on a page, and requests to elsewhere than ``origin``, but for lines with an expected text."""
+    allowed = (*expected, _NETWORK_CHANGED)
+    page.on("pageerror", lambda error: faults.append(str(error)))
+    page.on("request", lambda sent: sent.url.startswith(origin) or faults.append(sent.url))
+    page.on(
+        "console",
+        lambda line: (
+            line.type != "error"
+            or any(text in line.text for text in allowed)
+            or faults.append(line.text)
+        ),
+    )
+
+
+def lose_first(page: Page, pattern: str, times: int = 1) -> list[str]:
+    """Lose the first requests to each path of a pattern as a broken connection does. Returns the lost paths as they come."""
+    lost: list[str] = []
+
+    def answer(route, request):
+        path = request.url.partition("?")[0]
+        if lost.count(path) == times:
+            route.continue_()
+            return
+        lost.append(path)
+        route.abort("connectionreset")
+
+    page.route(pattern, answer)
+    page.add_init_script(_NOTE_STATUS)
+    return lost
+
+
+def read_statuses(page: Page) -> list[str]:
+    """What the page's status line has said since `lose_first`, in its order."""
+    return page.evaluate("statuses")

@@ -6,7 +6,7 @@ from contextlib import closing
 
 import anyio.from_thread
 import pytest
-from tests.support.browser import open_browser
+from tests.support.browser import LOST, lose_first, open_browser, read_statuses, watch_faults
 
 from ingero.config import Endpoint
 from ingero.model.events import Source
@@ -52,20 +52,15 @@ def visit(browser, serve):
     """Open the page of a recording; anything that goes wrong in the browser fails the test."""
     faults, contexts = [], []
 
-    def open_page(path, *, scheme="light", **settings):
+    def open_page(path, *, scheme="light", n_lost=0, **settings):
         address = serve(path, **settings)
         context = browser.new_context(ignore_https_errors=True, color_scheme=scheme)
         context.set_default_timeout(20_000)
         contexts.append(context)
         page = context.new_page()
-        page.on("pageerror", lambda error: faults.append(str(error)))
-        page.on("request", lambda sent: sent.url.startswith(address) or faults.append(sent.url))
-        page.on(
-            "console",
-            lambda said: (
-                said.type != "error" or "status of" in said.text or faults.append(said.text)
-            ),
-        )
+        watch_faults(page, address, faults, ("status of", LOST) if n_lost else ("status of",))
+        if n_lost:
+            lose_first(page, "**/api/v1/*", n_lost)
         page.goto(address)
         return page
 
@@ -201,6 +196,12 @@ def test_what_could_not_be_judged_breaks_no_rule_of_accessibility(visit, data_di
     assert "UNKNOWN" in show(page, "incidents")
     found = Axe().run(page).response["violations"]
     assert [(one["id"], one["nodes"][0]["html"][:200]) for one in found] == []
+
+
+def test_a_request_that_was_lost_is_sent_again_and_nobody_reads_of_it(visit, cluster):
+    page = visit(cluster, n_lost=1)
+    show(page, "ops")
+    assert read_statuses(page) == []
 
 
 def test_keyboard_alone_reaches_everything(visit, cluster):

@@ -1,6 +1,6 @@
 // One week of what waiting cost, as Echo's questions tell it to this bearer. What is shown is in the address, for a link or a
 // bookmark: #week=2026-11-16&cluster=…&node=…. A number that is not known is shown as not known.
-import { count, get, make, note, Refused, table } from "/report/parts.js";
+import { count, get, make, note, reach, Refused, table } from "/report/parts.js";
 
 const DAY_MS = 86400000;
 const WEEKS = 26;
@@ -15,12 +15,8 @@ async function send(path, body) {
   const token = sessionStorage.getItem("token");
   const headers = { "Content-Type": "application/json" };
   if (token) headers.Authorization = `Bearer ${token}`;
-  let answer;
-  try {
-    answer = await fetch(path, { method: "POST", headers, body: JSON.stringify(body) });
-  } catch {
-    throw new Error("Echo does not answer. Is it still running?");
-  }
+  const request = { method: "POST", headers, body: JSON.stringify(body) };
+  const answer = await reach(path, request, "Echo does not answer. Is it still running?");
   if (answer.status === 401) throw new Refused(token ? "Echo does not know this token." : "");
   const said = await answer.json().catch(() => ({ error: `Echo answered HTTP ${answer.status} without JSON.` }));
   if (!answer.ok) throw new Error(said.error);

@@ -19,6 +19,22 @@ export function svg(name, attributes, children = []) {
 
 export class Refused extends Error {}
 
+// A reading request that no answer came to is sent once more: a browser cancels what connects while any interface of its machine
+// comes or goes (a VPN, a container), and the server is there.
+const AGAIN_MS = 300;
+export async function reach(address, options, silent) {
+  try {
+    return await fetch(address, options);
+  } catch {
+    await new Promise((resolve) => setTimeout(resolve, AGAIN_MS));
+  }
+  try {
+    return await fetch(address, options);
+  } catch {
+    throw new Error(silent);
+  }
+}
+
 const kept = new Map(); // address → what was answered last, with its tag
 
 export async function ask(name, query = "") {
@@ -28,12 +44,7 @@ export async function ask(name, query = "") {
   const token = sessionStorage.getItem("token");
   if (token) headers.Authorization = `Bearer ${token}`;
   if (before) headers["If-None-Match"] = before.tag;
-  let answer;
-  try {
-    answer = await fetch(address, { headers });
-  } catch {
-    throw new Error("The server does not answer. Is `ingero dashboard` still running?");
-  }
+  const answer = await reach(address, { headers }, "The server does not answer. Is `ingero dashboard` still running?");
   if (answer.status === 304) return before.body;
   if (answer.status === 401) {
     kept.clear();

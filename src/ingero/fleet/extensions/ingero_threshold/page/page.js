@@ -1,7 +1,7 @@
 // Which cluster and measure are shown, what is marked, and when it is asked for again. All of that is in the address, so that
 // an alert can link to it: #cluster=…&measure=…&row=…&at=… (seconds since 1970).
 import { Heat, css } from "/live/heat.js";
-import { count, get, make, note, table } from "/live/parts.js";
+import { count, get, make, note, reach, table } from "/live/parts.js";
 
 const LEVELS_MS = 500;
 const TABLES_MS = 2000;
@@ -14,12 +14,7 @@ let picked = null; // {row, x}
 let round = 0; // of the newest request for levels: an older answer is dropped
 
 async function ask(path, query = {}) {
-  let answer;
-  try {
-    answer = await fetch(`${path}?${new URLSearchParams(query)}`);
-  } catch {
-    throw new Error("Fleet does not answer. Is it still running?");
-  }
+  const answer = await reach(`${path}?${new URLSearchParams(query)}`, {}, "Fleet does not answer. Is it still running?");
   if (answer.ok) return answer;
   const body = await answer.json().catch(() => ({ error: `HTTP ${answer.status}` }));
   throw Object.assign(new Error(body.error), { status: answer.status });
@@ -287,8 +282,17 @@ addEventListener("hashchange", () => {
   updateTables();
 });
 
-setup = await admin("live");
-offer("measure", setup.measures.map((one) => one.name), setup.measures.map((one) => one.title), state.measure || "");
-chooseMeasure();
-repeat(updateTables, TABLES_MS);
-repeat(updateLevels, LEVELS_MS);
+async function begin() {
+  try {
+    setup = await admin("live");
+  } catch (error) {
+    get("status").textContent = error.message;
+    setTimeout(begin, TABLES_MS);
+    return;
+  }
+  offer("measure", setup.measures.map((one) => one.name), setup.measures.map((one) => one.title), state.measure || "");
+  chooseMeasure();
+  repeat(updateTables, TABLES_MS);
+  repeat(updateLevels, LEVELS_MS);
+}
+begin();
