@@ -19,6 +19,7 @@ from pathlib import Path
 import pytest
 from elftools.elf.elffile import ELFFile
 
+from ingero.agent.capture import discovery as discovery_module
 from ingero.agent.capture.discover.processes import iter_mappings, open_file, open_mapped
 from ingero.agent.capture.discovery import Discovery, Watch
 from ingero.agent.capture.file_queue import MappedFile
@@ -29,6 +30,7 @@ from ingero.agent.capture.stack_keeper import StackKeeper
 from ingero.model.events import CudaOp, DriverOp, Source
 from ingero.sim.runner import get_program
 from ingero.telemetry.clock import SystemClock
+from ingero.testing.waiting import wait_until
 
 MNT_DETACH = 2
 
@@ -254,6 +256,38 @@ def test_a_file_that_was_mapped_as_a_whole_is_found_by_the_addresses_it_has_by_n
     keys, counts = engine.state.read_counts()
     is_it = (keys["pid"] == process.pid) & (keys["source"] == Source.CUDA)
     assert counts["seen"][is_it & (keys["op"] == CudaOp.MALLOC)].tolist() == [CALLS]
+
+
+def test_a_fault_while_a_file_is_examined_leaves_no_process_that_waited_for_it_unprobed(
+    as_nvidia_links, load, tmp_path, start_engine, monkeypatch
+):
+    path = Path(shutil.copy(as_nvidia_links, tmp_path))
+    processes = [load(path), load(path)]
+    for process in processes:
+        assert process.stdout.readline() == "loaded\n"
+    first, second = (
+        next(one for one in iter_mappings(process.pid) if one.path == str(path))
+        for process in processes
+    )
+    met, engine = set(), start_engine(attach=False)
+    with contextlib.ExitStack() as stack:
+        events = stack.enter_context(contextlib.closing(PerfEvents()))
+        keeper = StackKeeper(engine, [])
+        discovery = Discovery(engine, keeper, Watch(engine), met.add, events, SystemClock())
+        stack.callback(discovery.close)
+
+        def fail_while_the_second_comes(opened, mapping):
+            monkeypatch.undo()
+            discovery.examine(MappedFile(second))
+            assert not met
+            raise RuntimeError("not foreseen")
+
+        monkeypatch.setattr(discovery_module, "find_targets", fail_while_the_second_comes)
+        with pytest.raises(RuntimeError, match="not foreseen"):
+            discovery.examine(MappedFile(first))
+        discovery.start()
+        wait_until(lambda: second.pid in met, 20)
+    assert discovery.unprobed == ()
 
 
 def test_an_open_file_is_probed_after_its_process_and_its_name_are_gone(

@@ -34,7 +34,7 @@ def test_another_run_removes_what_a_killed_one_left_and_nothing_of_one_that_last
     # The command line does not say whose it is.
     options |= {
         "executable": sys.executable,
-        "env": {"PYTHONPATH": os.pathsep.join(sys.path), **os.environ},
+        "env": {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
     }
     lasting = subprocess.Popen(["run", program], **options)
     killed = subprocess.Popen(["run", program], **options, process_group=0)

@@ -194,22 +194,29 @@ class Discovery:
                     waiting.append(file)
                     return
                 self._busy[opened.file] = []
+        if is_nothing or is_attached:
+            self._settle(file, is_attached=is_attached)
+            return
         reason = ""
-        if not is_nothing and not is_attached:
-            try:
-                is_attached = self._attach(opened, file.mapping)
-            except (OSError, BadDataError, UnsupportedError) as error:
-                reason = getattr(error, "message", "") or str(error)
-            finally:
-                with self._lock:
-                    waiting = self._busy.pop(opened.file)
-        else:
-            waiting = []
-        for one in (file, *waiting):
+        try:
+            is_attached = self._attach(opened, file.mapping)
+        except (OSError, BadDataError, UnsupportedError) as error:
+            reason = getattr(error, "message", "") or str(error)
+        except BaseException as error:
+            # The caller fails `file`; nobody would ask again for those that waited for its answer.
+            for one in self._end_wait(opened.file):
+                self._fail(one, repr(error))
+            raise
+        for one in (file, *self._end_wait(opened.file)):
             if reason:
                 self._fail(one, reason)
             else:
                 self._settle(one, is_attached=is_attached)
+
+    def _end_wait(self, file: FileId) -> list[MappedFile]:
+        """No thread is at a file any more: those that waited for it."""
+        with self._lock:
+            return self._busy.pop(file)
 
     def _attach(self, opened: OpenFile, mapping: Mapping) -> bool:
         """Whether the file is probed; what holds nothing of ours is remembered until it is changed."""
