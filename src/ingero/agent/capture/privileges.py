@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Final
 
@@ -20,6 +21,11 @@ _ALWAYS: Final = _TO_PROBE | {
     Capability.DAC_READ_SEARCH,
     Capability.IPC_LOCK,  # perf's buffers, where other tools of root use up the limit
 }
+
+
+# Kernels took CAP_SYS_ADMIN for these before they had them, and still do (include/linux/capability.h): it is all that a
+# container engine gives which does not know them, as Docker 20.10 of Debian 12.
+_FORMERLY_SYS_ADMIN: Final = _TO_PROBE | {Capability.CHECKPOINT_RESTORE}
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +47,11 @@ class Duties:
     probes_by_events: bool = False
 
 
-def choose_capabilities(duties: Duties) -> frozenset[Capability]:
-    """The least that probing and these duties need; CAP_SYS_ADMIN is among them only to probe by perf's events."""
+def choose_capabilities(duties: Duties, held: Collection[int]) -> frozenset[Capability]:
+    """The least that probing and these duties need.
+
+    CAP_SYS_ADMIN is among them only to probe by perf's events, or in place of one that is not held.
+    """
     kept = set(_ALWAYS)
     if duties.owns_files:
         kept |= {Capability.CHOWN, Capability.DAC_OVERRIDE, Capability.FOWNER}
@@ -56,6 +65,8 @@ def choose_capabilities(duties: Duties) -> frozenset[Capability]:
         duties.probes_by_events
     ):  # of libraries that later processes load (perf_uprobe_event_init, kernel/events/core.c)
         kept.add(Capability.SYS_ADMIN)
+    if not set(held) >= _FORMERLY_SYS_ADMIN:
+        kept.add(Capability.SYS_ADMIN)
     return frozenset(kept)
 
 
@@ -65,7 +76,8 @@ def check_privileges() -> None:
     Raises:
         UnsupportedError: Neither root nor the two capabilities.
     """
-    if not read_capabilities() >= _TO_PROBE:
+    held = read_capabilities()
+    if not (held >= _TO_PROBE or Capability.SYS_ADMIN in held):
         raise UnsupportedError(
             "ingero trace needs root, or CAP_BPF and CAP_PERFMON: it loads BPF programs",
             hint="run it with sudo; `ingero check` shows what is missing, `ingero sim run` needs no root",
@@ -81,6 +93,6 @@ def drop_privileges(duties: Duties) -> None:
         UnsupportedError: The kernel refuses.
     """
     try:
-        drop_capabilities(choose_capabilities(duties))
+        drop_capabilities(choose_capabilities(duties, read_capabilities()))
     except OSError as error:
         raise UnsupportedError(f"cannot give up privileges: {error.strerror}") from error
