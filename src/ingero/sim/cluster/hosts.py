@@ -1,5 +1,8 @@
 """Hosts of a cluster on one machine: network namespaces on a bridge, or nothing but names where the tools are missing.
 
+The bridge is in a namespace of its own. In ours a firewall would drop what hosts send each other: Docker has the kernel
+ask it for bridges too (``bridge-nf-call-iptables``), and forwards nothing by default.
+
 Every name holds our process id, and each run holds a lock while it lasts, so that what a killed run left behind is
 recognised and removed by the next.
 """
@@ -10,7 +13,9 @@ import fcntl
 import os
 import re
 import shutil
+import socket
 import subprocess
+import sys
 from collections.abc import Collection, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
@@ -22,11 +27,14 @@ from ingero.sim.cluster.cleanup import Cleanup
 from ingero.sim.cluster.link import EmulatedLink, open_link
 
 _NAMESPACES: Final = Path("/run/netns")
-_NAME: Final = re.compile(r"ingero-(\d+)-\d+")
+_NAME: Final = re.compile(r"ingero-(\d+)-(?:\d+|net)")
 _LOCKS: Final = Path("/run")
 _MIN_BURST: Final = 1 << 16
 """Bytes: the longest packet that a virtual device passes in one piece."""
 _NET: Final = "198.18"  # RFC 2544: set aside for tests between devices
+_BRIDGE: Final = "bridge"
+_REACH_S: Final = 5.0
+_CONNECT: Final = "import socket, sys; socket.create_connection((sys.argv[1], int(sys.argv[2])), float(sys.argv[3]))"
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +46,8 @@ class SimulatedHost:
         prefix: What a command line begins with to run there.
         link: Its link where that can be slowed down; None for a plain one.
         address: How the other hosts reach it.
-        port: The network device at the other end of its link, which is ours; empty where it has none.
+        port: The network device at the other end of its link, on the bridge; empty where it has none.
+        bridge: What a command line begins with to run where the bridge is.
     """
 
     name: str
@@ -46,6 +55,7 @@ class SimulatedHost:
     link: EmulatedLink | None = None
     address: str = "127.0.0.1"
     port: str = ""
+    bridge: tuple[str, ...] = ()
 
     @property
     def interface(self) -> str:
@@ -60,7 +70,7 @@ class SimulatedHost:
         """
         burst = max(_MIN_BURST, bits_per_s // 8 // 100)
         shape = ("root", "tbf", "rate", f"{bits_per_s}bit", "burst", str(burst), "latency", "1s")
-        for prefix, device in ((self.prefix, self.interface), ((), self.port)):
+        for prefix, device in ((self.prefix, self.interface), (self.bridge, self.port)):
             _run(*prefix, "tc", "qdisc", "replace", "dev", device, *shape)
 
 
@@ -110,26 +120,34 @@ def open_cluster(
     with ExitStack() as stack:
         token, net = os.getpid(), f"{_NET}.{os.getpid() % 250}"
         stack.enter_context(_hold_lock(token))
-        bridge = f"igb{token}"
-        cleanup.add("ip", "link", "del", bridge)
-        _run("ip", "link", "add", bridge, "type", "bridge")
-        _run("ip", "addr", "add", f"{net}.1/24", "dev", bridge)
-        _run("ip", "link", "set", bridge, "up")
+        address, bridge = f"{net}.1", f"ingero-{token}-net"
+        cleanup.add("ip", "netns", "del", bridge)
+        _make_bridge(bridge)
+        # By name: with its namespace the kernel removes it some time later.
+        cleanup.add("ip", "link", "del", f"igb{token}")
+        _plug_us(bridge, f"igb{token}", f"{address}/24")
         hosts = []
         for i, name in enumerate(names):
-            namespace = f"ingero-{token}-{i}"
+            namespace, port = f"ingero-{token}-{i}", f"ig{token}v{i}"
             cleanup.add("ip", "netns", "del", namespace)
             _run("ip", "netns", "add", namespace)
-            near, far = f"ig{token}v{i}", f"ig{token}f{i}"
-            link = stack.enter_context(open_link(near, far)) if i in slowable else None
-            if link is None:
-                # By name: with its namespace the kernel removes it some time later.
-                cleanup.add("ip", "link", "del", near)
-                _run("ip", "link", "add", near, "type", "veth", "peer", "name", far)
-            _plug(namespace, (near, far), (bridge, f"{net}.{i + 2}/24"))
-            prefix = ("nsenter", f"--net={_NAMESPACES / namespace}", "--")
-            hosts.append(SimulatedHost(name, prefix, link, f"{net}.{i + 2}", near))
-        yield Cluster(tuple(hosts), f"{net}.1", "network namespaces")
+            link = None
+            if i in slowable:
+                far = f"ig{token}f{i}"
+                link = stack.enter_context(open_link(port, far))
+                _run("ip", "link", "set", port, "netns", bridge)
+                _run("ip", "link", "set", far, "netns", namespace, "name", "eth0")
+            else:
+                peer = ("peer", "name", "eth0", "netns", namespace)
+                _run("ip", "-n", bridge, "link", "add", port, "type", "veth", *peer)
+            _run("ip", "-n", bridge, "link", "set", port, "master", _BRIDGE, "up")
+            _run("ip", "-n", namespace, "link", "set", "lo", "up")
+            _run("ip", "-n", namespace, "addr", "add", f"{net}.{i + 2}/24", "dev", "eth0")
+            _run("ip", "-n", namespace, "link", "set", "eth0", "up")
+            place = (_enter(namespace), link, f"{net}.{i + 2}", port, _enter(bridge))
+            hosts.append(SimulatedHost(name, *place))
+        _check_reach(hosts[0], address)
+        yield Cluster(tuple(hosts), address, "network namespaces")
 
 
 def _find_obstacle() -> str:
@@ -139,14 +157,44 @@ def _find_obstacle() -> str:
     return f"without {' and '.join(missing)}" if missing else ""
 
 
-def _plug(namespace: str, ends: tuple[str, str], place: tuple[str, str]) -> None:
-    """Put one end of a link on the bridge and the other into the namespace, as its ``eth0``."""
-    (near, far), (bridge, address) = ends, place
-    _run("ip", "link", "set", far, "netns", namespace, "name", "eth0")
-    _run("ip", "link", "set", near, "master", bridge, "up")
-    _run("ip", "-n", namespace, "link", "set", "lo", "up")
-    _run("ip", "-n", namespace, "addr", "add", address, "dev", "eth0")
-    _run("ip", "-n", namespace, "link", "set", "eth0", "up")
+def _enter(namespace: str) -> tuple[str, ...]:
+    """What a command line begins with to run in a network namespace."""
+    return ("nsenter", f"--net={_NAMESPACES / namespace}", "--")
+
+
+def _make_bridge(namespace: str) -> None:
+    """Make the bridge, in a namespace of its own."""
+    _run("ip", "netns", "add", namespace)
+    _run("ip", "-n", namespace, "link", "add", _BRIDGE, "type", "bridge")
+    _run("ip", "-n", namespace, "link", "set", _BRIDGE, "up")
+
+
+def _plug_us(namespace: str, device: str, address: str) -> None:
+    """Put one end of a link on the bridge, and the other into our own namespace with our address."""
+    peer = ("peer", "name", "uplink", "netns", namespace)
+    _run("ip", "link", "add", device, "type", "veth", *peer)
+    _run("ip", "-n", namespace, "link", "set", "uplink", "master", _BRIDGE, "up")
+    _run("ip", "addr", "add", address, "dev", device)
+    _run("ip", "link", "set", device, "up")
+
+
+def _check_reach(host: SimulatedHost, address: str) -> None:
+    """Connect from a host to us, as its agent will.
+
+    Raises:
+        UnsupportedError: Nothing arrives.
+    """
+    with socket.create_server((address, 0)) as listener:
+        port = listener.getsockname()[1]
+        connect = (sys.executable, "-I", "-S", "-c", _CONNECT, address, str(port), str(_REACH_S))
+        done = subprocess.run([*host.prefix, *connect], capture_output=True, text=True, check=False)
+    if done.returncode:
+        reason = (done.stderr.strip() or f"exit code {done.returncode}").splitlines()[-1]
+        net = f"{address.rpartition('.')[0]}.0/24"
+        raise UnsupportedError(
+            f"hosts do not reach this machine at {address}: {reason}",
+            hint=f"let them in where a firewall drops it: `iptables -I INPUT -s {net} -j ACCEPT`, or likewise in ufw",
+        )
 
 
 def _sweep() -> None:
