@@ -5,7 +5,7 @@ PARALLEL := -n 3 --dist loadgroup
 BODIES := 10000
 JOBS ?= 2
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test dist images test-images test-kubernetes test-systemd evidence-gpu test-libraries test-machines test-pythons lint check native bench bench-detect bench-jobs chaos soak fuzz lock docs clean
+.PHONY: help setup demo test dist images test-images test-compose test-kubernetes test-systemd evidence-gpu test-libraries test-machines test-pythons lint check native bench bench-detect bench-jobs chaos soak fuzz lock docs clean
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -32,6 +32,10 @@ test-images: setup ## build every image on Debian's Python and start it; root, b
 	@own=$$(scripts/image_base) && base=$$own && \
 	  { [ -z "$(ARCH)" ] || base=$$(scripts/image_base localhost/ingero-base-$(ARCH) $(ARCH)); } && \
 	  INGERO_IMAGE_BASE=$$base INGERO_IMAGE_BUILD_BASE=$$own $(PY) -m pytest -q -n 0 tests/deploy/test_built_images.py -k '$(ONLY)'
+
+test-compose: setup ## follow the guide for docker and docker compose in a Docker engine of its own; root, docker.io, iptables and mmdebstrap of Debian; minutes
+	@files=$$(mktemp -d) && trap 'rm -rf "$$files"' EXIT && scripts/install_docker_compose && scripts/registry_images "$$files" && \
+	  INGERO_REGISTRY_IMAGES=$$files $(PY) -m pytest -q -n 0 tests/deploy/test_compose.py
 
 test-systemd: setup ## follow the guide for systemd in a Debian under a real systemd; root, mmdebstrap and systemd-container of Debian; minutes
 	@tree=$$(mktemp -d) && trap 'rm -rf "$$tree"' EXIT && scripts/systemd_root "$$tree" && \

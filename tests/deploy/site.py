@@ -182,6 +182,18 @@ def read_rules():
     }
 
 
+def copy_checkout(folder):
+    """This checkout's files as git has them named, as a clone would; the folder."""
+    folder.mkdir()
+    files = subprocess.check_output(["git", "ls-files", "-z"], cwd=ROOT)
+    packed = subprocess.run(
+        ["tar", "--null", "-T", "-", "-cf", "-"],
+        cwd=ROOT, input=files, capture_output=True, check=True,
+    )  # fmt: skip
+    subprocess.run(["tar", "-xf", "-", "-C", folder], input=packed.stdout, check=True)
+    return folder
+
+
 def read_guide(heading=""):
     """Lines of the commands below a heading of the guide for systemd, without it those before the first one."""
     guide = (ROOT / "docs/guides/systemd.md").read_text()

@@ -9,7 +9,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from tests.deploy.site import DEPLOY, ROOT, read_guide
+from tests.deploy.site import DEPLOY, copy_checkout, read_guide
 
 from ingero.testing.waiting import wait_until
 
@@ -77,17 +77,7 @@ class Machine:
 @pytest.fixture(scope="module")
 def machine(tmp_path_factory):
     folder = tmp_path_factory.mktemp("systemd")
-    checkout, log = folder / "checkout", folder / "log"
-    checkout.mkdir()
-    files = subprocess.check_output(["git", "ls-files", "-z"], cwd=ROOT)
-    packed = subprocess.run(
-        ["tar", "--null", "-T", "-", "-cf", "-"],
-        cwd=ROOT,
-        input=files,
-        capture_output=True,
-        check=True,
-    )
-    subprocess.run(["tar", "-xf", "-", "-C", checkout], input=packed.stdout, check=True)
+    checkout, log = copy_checkout(folder / "checkout"), folder / "log"
     links = [f"--bind-ro={path}" for path in [os.environ.get("PIP_FIND_LINKS")] if path]
     with log.open("wb") as out:
         process = subprocess.Popen(
