@@ -61,6 +61,15 @@ def test_a_window_in_which_every_call_has_a_row_needs_no_counts():
     assert (one.basis, one.count, one.row_share) == (Basis.ROWS, 500, 1.0)
 
 
+@pytest.mark.parametrize("n_late", [14, 200])
+def test_calls_that_are_counted_a_minute_after_their_rows_are_counted_once(n_late):
+    recording = degrade(launches([1000] * 400, every_ns=MINUTE // 200), lambda events: events)
+    aggregates = recording.aggregates.copy()
+    aggregates["count"] += [-n_late, n_late]
+    (one,) = compute_statistics(replace(recording, aggregates=aggregates))
+    assert (one.basis, one.count, one.rows) == (Basis.COUNTED, 400, 400)
+
+
 def test_a_recording_that_counts_nothing_says_that_it_does_not_know():
     recording = replace(launches([1000] * 50), coverage=launches([1]).coverage[:0])
     (one,) = compute_statistics(recording)

@@ -122,6 +122,9 @@ class _Reader:
     def __init__(self, recording: Recording) -> None:
         self._recording = recording
         self._events = _Sorted.of(recording.events)
+        # The writer tallies rows by their minute, the calls of its last second are counted in the next one: a minute
+        # without a count may be the one that says how many rows there are.
+        self._tallies = _Sorted.of(recording.aggregates)
         self._counts = _Sorted.of(recording.aggregates[recording.aggregates["count"] > 0])
         self._bins = _Sorted.of(recording.histograms)
 
@@ -140,7 +143,8 @@ class _Reader:
         if not len(every) and not len(whole):
             return None
         operation = (key, rows, int(is_open.sum()))
-        touched = counts[self._is_touched(counts["bucket_ns"])]
+        tallies = self._tallies.get(key)
+        touched = tallies[self._is_touched(tallies["bucket_ns"])]
         n_unstored = max(int((touched["count"] - touched["stored"]).sum()), 0)
         if self._recording.is_cut:
             if n_unstored:
