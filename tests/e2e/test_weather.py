@@ -19,12 +19,13 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import httpx
+import numpy as np
 import pytest
 from tests.support.compiler import CC
 from tests.support.relay import Network, Relay
 
 from ingero.sim.cluster.simulated_agent import ReportReader
-from ingero.sim.job import WAIT, Job, JobSettings
+from ingero.sim.job import COLLECTIVE, WAIT, Job, JobSettings
 from ingero.sim.launcher import start
 from ingero.testing.fleet import build_fleet_config, run_fleet
 from ingero.testing.waiting import wait_until
@@ -179,9 +180,18 @@ class Site:
         return {one for one in verdicts if one[1] != "ordinary"} | {(r, "hang") for r in missing}
 
     def count(self):
-        """Collectives that the ranks left, from what they told themselves."""
+        """Collectives that the ranks entered, and those that they left, from what they told themselves."""
         told = [ReportReader(self.job.settings.report_path(rank)).read() for rank in range(N_RANKS)]
-        return sum(int((rows["what"] == WAIT).sum()) for rows in told)
+        return tuple(
+            sum(int((rows["what"] == what).sum()) for rows in told) for what in (COLLECTIVE, WAIT)
+        )
+
+    def end_in_a_collective(self):
+        """End the job while all ranks but one wait for that one; how many collectives they entered."""
+        self.job.pause(0)
+        wait_until(lambda: np.subtract(*self.count()) >= N_RANKS - 1)
+        self.job.close()
+        return self.count()[0]
 
 
 def test_half_a_minute_of_silence_and_hours_forth_and_back_cost_nothing(tmp_path, monkeypatch):
@@ -210,10 +220,9 @@ def test_half_a_minute_of_silence_and_hours_forth_and_back_cost_nothing(tmp_path
         named |= site.named()
         assert site.episodes() == closed
         assert named == set()
-        site.job.close()
-        n_left = site.count()
-        wait_until(lambda: site.n_counted() >= n_left)
-        assert site.n_counted() == n_left
+        n_entered = site.end_in_a_collective()
+        wait_until(lambda: site.n_counted() >= n_entered)
+        assert site.n_counted() == n_entered
         n_silent_ops = PARTITION_S * NS_PER_S / site.job.settings.step_ns / 2
         # Fleet counts what arrives at once and compares it a judge's interval later.
         wait_until(
@@ -222,6 +231,6 @@ def test_half_a_minute_of_silence_and_hours_forth_and_back_cost_nothing(tmp_path
         counts, verdicts = site.judge()
         assert counts["dropped_ops"] == counts["incomplete_ops"] == counts["late_members"] == 0
         print(
-            f"{n_left} collectives left, {counts['ops']} counted, {counts['stale_ops']} of them"
+            f"{n_entered} collectives entered, {counts['ops']} counted, {counts['stale_ops']} of them"
             f" repeats; compared {compared[0]} before and {verdicts[PARTED]['n_ops']} after"
         )
