@@ -324,7 +324,8 @@ INLINE bool keeps_caller(const struct ig_settings *now, const struct ig_descript
 /* Takes the innermost call off the thread's stack when it is a C++ call whose frame is gone: an exception left it. Returns 1 when it did.
  * end_ns: when the exception was caught; 0 when nobody knows.
  */
-NOINLINE int drop_left(u64 stack, u64 end_ns)
+int drop_left(u64 stack, u64 end_ns);
+GLOBAL int drop_left(u64 stack, u64 end_ns)
 {
 	struct ig_thread *thread = thread_here(bpf_get_current_pid_tgid(), 0);
 	struct ig_settings *now = settings_now();
@@ -462,7 +463,37 @@ INLINE void on_leave(struct pt_regs *ctx)
 	frame->entry_ns = 0;
 }
 
-/* Pops frames until the one whose stack pointer matches: calls left by longjmp or an exception go with it. */
+/* Pops frames until the one whose stack pointer matches: calls left by longjmp or an exception go with it. Returns 1 when it is there: it lies
+ * at the depth that is left.
+ *
+ * A function, and its result only a yes or no: the verifier would go through all that follows once for each depth.
+ */
+NOINLINE int pop_to(struct ig_thread *thread, u64 stack)
+{
+	struct ig_frame *frame = 0;
+	struct ig_losses *lost;
+	u32 depth;
+
+	for (u32 i = 0; i < IG_MAX_DEPTH; i++) {
+		depth = thread->depth;
+		if (!depth || depth > IG_MAX_DEPTH)
+			break;
+		frame = &thread->frames[(depth - 1) & (IG_MAX_DEPTH - 1)];
+		if (depth == IG_MAX_DEPTH && frame->sp > stack) /* nested deeper: it was counted at its entry, and has no frame */
+			return 0;
+		thread->depth = depth - 1;
+		if (frame->sp == stack) {
+			if (frame->entry_ns)
+				return 1;
+			break;
+		}
+		frame->entry_ns = 0;
+	}
+	if ((lost = losses_here()))
+		ADD(lost->unmatched, 1);
+	return 0;
+}
+
 INLINE void on_return(struct pt_regs *ctx)
 {
 	struct ig_thread *thread = thread_here(bpf_get_current_pid_tgid(), 0);
@@ -477,24 +508,9 @@ INLINE void on_return(struct pt_regs *ctx)
 
 	if (!thread || !now) /* when tracing is over, what has not returned stays in flight */
 		return;
-	for (u32 i = 0; i < IG_MAX_DEPTH; i++) {
-		depth = thread->depth;
-		if (!depth || depth > IG_MAX_DEPTH)
-			break;
-		frame = &thread->frames[(depth - 1) & (IG_MAX_DEPTH - 1)];
-		if (depth == IG_MAX_DEPTH && frame->sp > stack) /* nested deeper: it was counted at its entry, and has no frame */
-			return;
-		thread->depth = depth - 1;
-		if (frame->sp == stack)
-			break;
-		frame->entry_ns = 0;
-		frame = 0;
-	}
-	if (!frame || !frame->entry_ns) {
-		if ((lost = losses_here()))
-			ADD(lost->unmatched, 1);
+	if (!pop_to(thread, stack))
 		return;
-	}
+	frame = &thread->frames[thread->depth & (IG_MAX_DEPTH - 1)];
 	index = frame->descriptor;
 	desc = bpf_map_lookup_elem(&descriptors, &index);
 	if (!desc)

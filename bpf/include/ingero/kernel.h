@@ -20,6 +20,8 @@ typedef _Bool bool;
 #define SEC(name) __attribute__((section(name), used))
 #define INLINE static inline __attribute__((always_inline))
 #define NOINLINE static __attribute__((noinline))
+/* The verifier looks at such a function once, for whatever its arguments may be, and not again at each call: they and its result are numbers. */
+#define GLOBAL __attribute__((noinline))
 #define KSYM __attribute__((section(".ksyms")))
 #define WEAK __attribute__((weak))
 #define CORE __attribute__((preserve_access_index))
