@@ -166,14 +166,16 @@ def test_fleet_names_the_slow_rank_of_a_tensor_parallel_server():
             command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
         ) as tracer:
             try:
-                found = wait_until(lambda: find_culprits(client, admin), 100)
+                found = wait_until(lambda: find_culprits(client, admin, 2), 100)
             finally:
                 tracer.terminate()
-    assert found == [2]
+    # What else runs on a busy machine may make another rank slow besides, and that is so then; it is not the slowest.
+    assert max(found, key=found.get) == 2
 
 
-def find_culprits(client, admin):
-    """Ranks that Fleet calls culprits now."""
+def find_culprits(client, admin, rank):
+    """Excess in nanoseconds of each rank that Fleet calls a culprit now, once this one is among them."""
     judgement = ask_judgement(client, admin, "serving")
     verdicts = judgement.verdicts if judgement is not None else ()
-    return sorted(one.rank.rank for one in verdicts if one.kind is VerdictKind.CULPRIT)
+    found = {one.rank.rank: one.excess_ns for one in verdicts if one.kind is VerdictKind.CULPRIT}
+    return found if rank in found else {}
