@@ -46,9 +46,9 @@ def test_a_person_reads_what_others_say_of_what_was_saved():
         "without-fault": {"lost_gpu_seconds": 100.0, "estimated_gpu_seconds": 110.0, "off_by_percent": 10.0, "step_ms": 50.0},
         "without-action": {"saved_gpu_seconds": None, "estimated_gpu_seconds": None, "off_by_percent": None, "step_ms": None},
     }  # fmt: skip
-    told = {"saved_gpu_seconds": 12.34, "unknown": None}
+    told = {"saved_gpu_seconds": 12.34, "saved_standard_error_gpu_seconds": 1.26, "unknown": None}
     assert list(_say_checks({"echo": told, "twins": twins})) == [
-        "Echo: 12.3 GPU seconds",
+        "Echo: 12.3 ± 1.3 GPU seconds",
         "the same job without fault: 100.0 GPU seconds lost, estimated 110.0 (off by 10.0 %); a step 50.0 ms",
         "the same job without action: not known: too few steps were seen",
     ]

@@ -3,6 +3,7 @@
 from dataclasses import replace
 from functools import cache
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -183,6 +184,50 @@ def test_what_is_not_known_is_said_and_no_number_stands_for_it():
     free = estimate_savings(replace(facts, charges=()))
     assert (free.lost_gpu_s, free.lost_gpu_s_per_s) == (None, None)
     assert free.saved_gpu_s == estimate_savings(facts).saved_gpu_s
+
+
+JOB = JobExtent(frozenset({"a", "b"}), 2)
+
+
+def line_up(begin_ns, gaps_ns, cut, comms=("x", "y")):
+    """One rank's operations with these gaps, on each communicator, so many in a stretch; and when the last of them was."""
+    moments = [begin_ns + sum(gaps_ns[:at]) for at in range(len(gaps_ns) + 1)]
+    pieces = [range(at, min(at + cut, len(moments))) for at in range(0, len(moments), cut)]
+    spans = [(moments[some[0]], moments[some[-1]], (some[0], some[-1])) for some in pieces]
+    found = [
+        OpStretch(comm, 2, JOB.nodes, (first, last), (first, last), seq)
+        for comm in comms
+        for first, last, seq in spans
+    ]
+    return found, moments[-1]
+
+
+@pytest.mark.parametrize("cut", [1, 4])
+def test_fast_operations_before_a_fault_whose_onset_was_found_early_do_not_lessen_what_was_saved(
+    cut,
+):
+    """A drain five seconds after the onset, which was found a second early: 10 operations of 100 ms, then 26 of 150."""
+    fast, slow = 100_000_000, 150_000_000
+    before, done_ns = line_up(WALL, [fast] * 10 + [slow] * 26, cut)
+    after, _ = line_up(done_ns + 20 * NS, [fast] * 499, 500, ("u", "v"))
+    found = estimate_savings(ActedEpisode(done_ns, JOB, before, after))
+    assert found.would_have_taken_s == pytest.approx(500 * 0.15, rel=0.02)
+    steady, done_ns = line_up(WALL, [slow] * 36, cut)
+    found = estimate_savings(ActedEpisode(done_ns, JOB, steady, after))
+    assert found.would_have_taken_s == pytest.approx(500 * 0.15)
+    assert found.saved_error_gpu_s == pytest.approx(0, abs=1e-6)
+
+
+def test_the_truth_lies_within_two_standard_errors_as_often_as_statistics_say():
+    """Of 400 jobs whose pace before varies at random around 20 ms."""
+    generator, n_inside, n_jobs = np.random.default_rng(7), 0, 400
+    for _ in range(n_jobs):
+        before, done_ns = line_up(WALL, [int(ns) for ns in generator.exponential(20e6, 250)], 4)
+        after, _ = line_up(done_ns + 20 * NS, [10_000_000] * 499, 500, ("u", "v"))
+        found = estimate_savings(ActedEpisode(done_ns, JOB, before, after))
+        off_s = JOB.n_gpus * abs(found.would_have_taken_s - 500 * 0.02)
+        n_inside += off_s < 2 * found.saved_error_gpu_s
+    assert 0.85 < n_inside / n_jobs < 0.95  # Student's t with five degrees of freedom: 0.90
 
 
 MEMBERS = st.lists(

@@ -128,10 +128,11 @@ def test_the_week_its_clusters_actions_nodes_and_jobs_are_those_that_echo_tells(
     assert told[0] == "n2, rank 2"
     assert (told[1], told[3]) == ("c1", "slurm, undone")
     assert 0 < saving["saved_gpu_seconds"] < 360
-    assert (
-        told[7]
-        == f"{saving['saved_gpu_seconds']:.1f} GPU-seconds; {saving['saved_amount']:.2f} USD"
+    worth, error, usd = (
+        saving[name]
+        for name in ("saved_gpu_seconds", "saved_standard_error_gpu_seconds", "saved_amount")
     )
+    assert told[7] == f"{worth:.1f} GPU-seconds ± {error:.1f} GPU-seconds; {usd:.2f} USD"
     assert untold[4:8] == ["not known"] * 4
     why = "Not known of n2 in c2: the action's record does not say which rank"
     assert page.inner_text("#actions .reasons").startswith(why)

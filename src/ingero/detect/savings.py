@@ -1,9 +1,10 @@
 """What an action on a culprit's node saved: the operations after it, against the pace that the job had before it.
 
-Before the action the job went at the pace of its culprit, which is measured from the onset to the action. After it the
-same rank does operations somewhere else, or still there. Without the action they would have taken as long as they did
-before: that is assumed, and all that is. What they took instead, with all of stopping, queueing and starting, is
-measured. The difference is time of every GPU of the job, which costs whether it works or waits.
+Before the action the job went at the pace of its culprit, which is measured from the onset to the action; the first
+quarter of that is left out, because a detected onset can lie some operations before the fault. After it the same rank
+does operations somewhere else, or still there. Without the action they would have taken as long as they did before:
+that is assumed, and all that is. What they took instead, with all of stopping, queueing and starting, is measured. The
+difference is time of every GPU of the job, which costs whether it works or waits.
 
 Not seen here are steps that were done twice because the checkpoint was older: operations have no numbers that last over
 a restart. Somebody who knows them gives `ActedEpisode.n_repeated`.
@@ -19,14 +20,23 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
+import numpy as np
+
 from ingero.units import NS_PER_S
 
 ASSUMPTION: Final = (
-    "without it the later operations would have taken as long as those from onset to action"
+    "without it the later operations would have taken as long as those from onset to action,"
+    " the first quarter of that time left out"
 )
 NOT_SEEN: Final = "steps done twice because the checkpoint was older, which lessen it"
 _MIN_OPS: Final = 8
 """Fewer say nothing about a pace."""
+_UNSETTLED: Final = 0.25
+"""The part of the time from onset to action, at its beginning, that says nothing about the pace of the fault."""
+_N_PIECES: Final = 6
+"""Pieces of equal time, of the rest, whose paces give the error of their mean."""
+PACE_PARTS: Final = 24
+"""Parts of equal time for operations before the action; the beginning and the pieces are made of whole ones."""
 _ENDING_NS: Final = 120 * NS_PER_S
 """How long after an action a run that it ends may still be reported; one that goes on longer was not ended."""
 _CHARGE_LAG_NS: Final = 15 * NS_PER_S
@@ -118,7 +128,7 @@ class ActedEpisode:
     Attributes:
         done_ns: When the action took effect.
         job: The job at that time.
-        before: The culprit's operations from its onset to the action.
+        before: The culprit's operations from its onset to the action, in parts (`PACE_PARTS`) or whole.
         after: Operations of the rank with the same number after the action, in the whole cluster.
         charges: Of the culprit, since its onset.
         n_repeated: Operations of ``after`` that had been done before; None where nobody knows.
@@ -147,6 +157,7 @@ class SavingsEstimate:
         took_s: From the last operation before the action to the last that is known.
         would_have_taken_s: The same operations at the pace before the action.
         saved_gpu_s: The difference, of all GPUs of the job; negative where the action cost more than it saved.
+        saved_error_gpu_s: Its standard error, as far as it comes from a pace that varied before the action.
         amount: The same in money, at the price of the GPUs that waited.
         currency: Of ``amount``.
         unknown: Why what was saved is not known; empty where it is.
@@ -162,16 +173,26 @@ class SavingsEstimate:
     took_s: float | None = None
     would_have_taken_s: float | None = None
     saved_gpu_s: float | None = None
+    saved_error_gpu_s: float | None = None
     amount: float | None = None
     currency: str = ""
     unknown: str = ""
 
 
 class _Pace(NamedTuple):
-    """Operations from the onset to the action, or to the end of the run that it ended, and their time."""
+    """Operations from the onset to the action, or to the end of the run that it ended.
 
-    n_ops: int
-    span_ns: int
+    Attributes:
+        n_ops: Without those of the beginning; not whole, because it may end between two.
+        span_ns: Their time.
+        whole_ns: The same, with the beginning.
+        error: Standard error of their number in that time, as a part of it.
+    """
+
+    n_ops: float
+    span_ns: float
+    whole_ns: int
+    error: float
 
 
 class _Afterwards(NamedTuple):
@@ -201,7 +222,7 @@ def estimate_savings(acted: ActedEpisode) -> SavingsEstimate:
     lag_ns = _LAST_CHARGE_LAG_NS if run else _CHARGE_LAG_NS
     lost_s, still_s = _sum_charges(acted, resumed_ns + lag_ns)
     has_pace = pace.n_ops >= _MIN_OPS
-    rate = lost_s * NS_PER_S / pace.span_ns if lost_s is not None and has_pace else None
+    rate = lost_s * NS_PER_S / pace.whole_ns if lost_s is not None and has_pace else None
     known = SavingsEstimate(
         n_gpus=acted.job.n_gpus,
         lost_gpu_s=lost_s,
@@ -224,6 +245,7 @@ def estimate_savings(acted: ActedEpisode) -> SavingsEstimate:
         took_s=took_s,
         would_have_taken_s=would_s,
         saved_gpu_s=saved_s,
+        saved_error_gpu_s=acted.job.n_gpus * would_s * pace.error,
         amount=amount,
         currency=currency,
     )
@@ -233,7 +255,10 @@ def _say_what_is_missing(acted: ActedEpisode, pace: _Pace, afterwards: _Afterwar
     if acted.job.n_gpus is None:
         return "the GPUs of the job are not known: no operations of it were kept from before the action"
     if pace.n_ops < _MIN_OPS:
-        return f"{pace.n_ops} operations of the culprit are known between its onset and the action: too few for a pace"
+        known = (
+            f"{pace.n_ops:.0f} operations of the culprit are known between its onset and the action"
+        )
+        return f"{known}, the first quarter of that time left out: too few for a pace"
     if afterwards is None:
         return "no operation of the job is known after the action"
     return ""
@@ -261,15 +286,23 @@ def _price(charges: Sequence[Charge], gpu_s: float) -> tuple[float | None, str]:
 
 def _find_pace(stretches: Sequence[OpStretch]) -> _Pace:
     if not stretches:
-        return _Pace(0, 0)
-    first: dict[str, int] = {}
-    last: dict[str, int] = {}
-    for one in stretches:
-        first[one.comm] = min(first.get(one.comm, one.seq[0]), one.seq[0])
-        last[one.comm] = max(last.get(one.comm, one.seq[1]), one.seq[1])
-    n_ops = sum(last[comm] - first[comm] for comm in first)
-    span_ns = max(one.entry_ns[1] for one in stretches) - min(one.entry_ns[0] for one in stretches)
-    return _Pace(n_ops, span_ns)
+        return _Pace(0, 0, 0, 0)
+    begin_ns = min(one.entry_ns[0] for one in stretches)
+    whole_ns = max(one.entry_ns[1] for one in stretches) - begin_ns
+    edges = np.linspace(_UNSETTLED * whole_ns, whole_ns, _N_PIECES + 1)
+    reached = np.zeros(len(edges))
+    for comm in {one.comm for one in stretches}:
+        own = [one for one in stretches if one.comm == comm]
+        moments = sorted(ns - begin_ns for one in own for ns in one.entry_ns)
+        reached += np.interp(edges, moments, sorted(seq for one in own for seq in one.seq))
+    n_ops = reached[-1] - reached[0]
+    deviation = np.diff(reached).std(ddof=1) * _N_PIECES**0.5
+    return _Pace(
+        float(n_ops),
+        float(edges[-1] - edges[0]),
+        whole_ns,
+        float(deviation / n_ops) if n_ops else 0.0,
+    )
 
 
 def _split_runs(acted: ActedEpisode) -> tuple[list[OpStretch], list[OpStretch]]:
@@ -310,7 +343,9 @@ def _go_on(acted: ActedEpisode, old: Sequence[OpStretch]) -> _Afterwards | None:
     """The job that nobody ended: the same communicators, on the same clock."""
     if not old:
         return None
-    last = {one.comm: one.seq[1] for one in acted.before}
+    last: dict[str, int] = {}
+    for one in acted.before:
+        last[one.comm] = max(one.seq[1], last.get(one.comm, 0))
     here_ns = max(one.entry_ns[1] for one in acted.before)
     return _Afterwards(
         n_ops=sum(one.seq[1] - last[one.comm] for one in old),

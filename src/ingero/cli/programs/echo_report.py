@@ -153,8 +153,9 @@ def _tell_saved(action: Row) -> str:
         return f"not known what it saved: {action['unknown']}"
     verb = "saved" if seconds >= 0 else "cost more than it saved:"
     money = "" if amount is None else f", {abs(amount):.2f} {action['currency']}"
+    error = _format_gpu_time(action["saved_standard_error_gpu_seconds"])
     stood = _format_gpu_time(action["standstill_gpu_seconds"])
-    return f"{verb} {_format_gpu_time(abs(seconds))}{money}, after {stood} of standing still"
+    return f"{verb} {_format_gpu_time(abs(seconds))} (± {error}){money}, after {stood} of standing still"
 
 
 def _sum_totals(totals: Iterable[Row]) -> str:

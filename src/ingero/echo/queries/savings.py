@@ -14,6 +14,7 @@ import msgspec
 from ingero.detect.savings import (
     ASSUMPTION,
     NOT_SEEN,
+    PACE_PARTS,
     ActedEpisode,
     Charge,
     JobMember,
@@ -115,12 +116,20 @@ class ActionSavings(msgspec.Struct, kw_only=True):
     ]
     would_have_taken_s: Annotated[
         float | None,
-        msgspec.Meta(description="The same operations at the pace before the action."),
+        msgspec.Meta(
+            description="The same operations at the pace before the action, without the first quarter since the onset."
+        ),
     ]
     saved_gpu_seconds: Annotated[
         float | None,
         msgspec.Meta(
             description="The difference of the two, times the job's GPUs; negative is a loss."
+        ),
+    ]
+    saved_standard_error_gpu_seconds: Annotated[
+        float | None,
+        msgspec.Meta(
+            description="Of saved_gpu_seconds, as far as it comes from a pace that varied before the action."
         ),
     ]
     saved_amount: Annotated[
@@ -218,6 +227,7 @@ def _estimate(context: QueryContext, row: Sequence[Any]) -> ActionSavings:
         took_s=estimate.took_s,
         would_have_taken_s=estimate.would_have_taken_s,
         saved_gpu_seconds=estimate.saved_gpu_s,
+        saved_standard_error_gpu_seconds=estimate.saved_error_gpu_s,
         saved_amount=estimate.amount,
         currency=estimate.currency or None,
         unknown=estimate.unknown or None,
@@ -245,8 +255,11 @@ def _collect(context: QueryContext, culprit: _Culprit, acted_at: datetime) -> Ac
     now = EPOCH + timedelta(microseconds=context.now_ns // NS_PER_US + 1)
     own, values = culprit.same_rank
     before = context.reader.rows(
-        f"SELECT comm, {_AGGREGATES} FROM collectives WHERE cluster_id = ? AND ts >= ? AND ts <= ? AND node_id = ? "
-        f"AND {own} AND entry_ns >= ? GROUP BY comm ORDER BY comm",
+        "WITH own AS (SELECT comm, ts, entry_ns, seq, n_ranks FROM collectives WHERE cluster_id = ? "
+        f"AND ts >= ? AND ts <= ? AND node_id = ? AND {own} AND entry_ns >= ?), "
+        "span AS (SELECT min(entry_ns) AS begin_ns, max(entry_ns) AS end_ns FROM own) "
+        f"SELECT comm, {_AGGREGATES} FROM own, span "
+        f"GROUP BY comm, (entry_ns - begin_ns) * {PACE_PARTS} // (end_ns - begin_ns + 1) ORDER BY comm, min(entry_ns)",
         (culprit.cluster_id, acted_at - _BACK, acted_at, culprit.node_id, *values, culprit.onset_entry_ns),
     )  # fmt: skip
     after = context.reader.rows(

@@ -148,7 +148,9 @@ def _say_checks(result: dict[str, Any]) -> Iterator[str]:
     if "echo" in result:
         unknown = "it received no action" if answer is None else answer["unknown"]
         saved = (
-            "" if answer is None or unknown else f"{answer['saved_gpu_seconds']:.1f} GPU seconds"
+            ""
+            if answer is None or unknown
+            else f"{answer['saved_gpu_seconds']:.1f} ± {answer['saved_standard_error_gpu_seconds']:.1f} GPU seconds"
         )
         yield f"Echo: {saved or f'not known what it saved: {unknown}'}"
     for kind, twin in result.get("twins", {}).items():

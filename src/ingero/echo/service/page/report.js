@@ -127,7 +127,7 @@ function choose(text, changes) {
 function saved(one) {
   if (one.saved_gpu_seconds === null) return [missing()];
   const price = one.saved_amount === null ? "" : `; ${one.saved_amount.toFixed(2)} ${one.currency}`;
-  return `${gpuTime(one.saved_gpu_seconds)}${price}`;
+  return `${gpuTime(one.saved_gpu_seconds)} ± ${gpuTime(one.saved_standard_error_gpu_seconds)}${price}`;
 }
 
 function buildActions({ rows, savings, assumption, not_seen, n_cut }) {
@@ -148,7 +148,7 @@ function buildActions({ rows, savings, assumption, not_seen, n_cut }) {
       ["Stood still", (one) => known(gpuTime(one.standstill_gpu_seconds)), (one) => one.standstill_gpu_seconds ?? -1],
       ["Saved", saved, (one) => one.saved_gpu_seconds ?? -Infinity],
     ], acted),
-    note(`${sums} Assumed: ${assumption}. Not seen: ${not_seen}. Saved is time of all GPUs of the job; lost is that of those that waited.`),
+    note(`${sums} Assumed: ${assumption}. Not seen: ${not_seen}. Saved is time of all GPUs of the job, ± its standard error; lost is that of those that waited.`),
     make("ul", unknown.map((one) => make("li", `Not known of ${who(one)} in ${one.cluster_id}: ${one.unknown}.`)), { class: "reasons" }),
     ...(n_cut ? [note(`${count(n_cut)} older actions are not shown.`)] : []),
   ];
