@@ -51,6 +51,7 @@ def up(home, *arguments):
 
 
 @pytest.mark.slow
+@pytest.mark.live
 def test_slow_rank_is_named_and_it_says_that_nothing_was_probed(home):
     fault = ("--fault", "slow-rank:1:1.5x", "--duration", "40s", "--push-interval", "2s")
     record = home / "run.parquet"
@@ -74,6 +75,7 @@ def test_slow_rank_is_named_and_it_says_that_nothing_was_probed(home):
 
 
 @pytest.mark.slow
+@pytest.mark.live
 def test_the_slow_rank_is_named_once_though_the_fleet_that_judges_is_killed(home):
     try:
         find_nats_server()

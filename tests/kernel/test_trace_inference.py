@@ -155,6 +155,7 @@ def check_pushed(collector, lines, account):
 
 
 @pytest.mark.slow
+@pytest.mark.live
 def test_fleet_names_the_slow_rank_of_a_tensor_parallel_server():
     with run_local_fleet() as fleet, httpx.Client() as client:
         url, admin = fleet.url(OTLP_HTTP), fleet.url(ADMIN)

@@ -14,6 +14,7 @@ pytestmark = [
     pytest.mark.slurm,
     pytest.mark.torch,
     pytest.mark.slow,
+    pytest.mark.live,
 ]
 PROGRAM = "from ingero.cli.main import main; main()"
 JOB = Path(__file__).resolve().parents[2] / "examples/jobs/ddp_checkpoint.py"
