@@ -9,9 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import math
-import os
 import re
-import tempfile
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
@@ -21,6 +19,7 @@ from typing import Any, Final, NamedTuple
 from ingero.agent.health.signals.baseline import BaselineSettings, SavedBaseline
 from ingero.errors import StoreError
 from ingero.units import NS_PER_S
+from ingero.whole_files import replace_file
 from ingero.wire.uds import format_timestamp
 
 SCHEMA_VERSION: Final = 1
@@ -106,18 +105,7 @@ def save_baseline(
     """
     try:
         path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
-        fd, name = tempfile.mkstemp(prefix=f"{path.name}.tmp-", dir=path.parent)
-        try:
-            with os.fdopen(fd, "wb") as file:
-                file.write(encode_baseline(baseline, settings, wall_ns=wall_ns))
-                file.flush()
-                os.fsync(file.fileno())
-            Path(name).chmod(0o644)
-            Path(name).replace(path)
-        except OSError:
-            Path(name).unlink(missing_ok=True)
-            raise
-        _sync_directory(path.parent)
+        replace_file(path, encode_baseline(baseline, settings, wall_ns=wall_ns))
     except OSError as error:
         raise StoreError(
             f"the baseline cannot be saved to {path}: {error.strerror or error}",
@@ -236,11 +224,3 @@ def _set_aside(path: Path, wall_ns: int) -> str:
             return f"it could not be set aside: {error}"
         return f"set aside as {target.name}"
     return "too many corrupt files beside it"
-
-
-def _sync_directory(path: Path) -> None:
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)

@@ -28,6 +28,7 @@ from ingero.echo.db.store import Store
 from ingero.echo.schema.tables import APPENDED, NODES
 from ingero.errors import IngeroError, StoreError
 from ingero.units import NS_PER_S, format_size
+from ingero.whole_files import sync_folder
 
 _LOG: Final = logging.getLogger("ingero.echo")
 _TARGET: Final = "compacted"
@@ -157,11 +158,7 @@ class Compactor:
         if trouble or wal_path(str(self._path)).exists():
             raise StoreError(trouble or "its log could not be folded in")
         self._target.replace(self._path)
-        folder = os.open(self._path.parent, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+        sync_folder(self._path.parent)
 
     def _let_go(self) -> None:
         """Have the writer open the file where it is closed, and forget what was not finished."""

@@ -20,6 +20,7 @@ from typing import IO, Final, Protocol
 
 from ingero.errors import BadDataError, IngeroError, RetryableError
 from ingero.telemetry.clock import Clock
+from ingero.whole_files import sync_folder
 
 _MAGIC: Final = b"IGS1"
 HEAD_BYTES: Final = len(_MAGIC) + 4
@@ -112,7 +113,7 @@ class BatchFolder:
                     os.fsync(file.fileno())
             aside.rename(place)
             if self._is_synced:
-                self._sync_folder()
+                sync_folder(self._folder)
         except OSError as error:
             for rest in (aside, place):
                 with contextlib.suppress(OSError):
@@ -157,13 +158,6 @@ class BatchFolder:
 
     def _place(self, key: int) -> Path:
         return self._folder / f"{key:020d}"
-
-    def _sync_folder(self) -> None:
-        descriptor = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
 
 
 def _lock(file: Path, timeout_ns: int, clock: Clock) -> IO[bytes]:

@@ -104,7 +104,7 @@ def update(config: UpdateConfig) -> None:
       ingero rates update --url https://prices.example.com/gpu_rates.yaml
       ingero rates update --url https://prices.internal/gpu.yaml --ca-cert ca.pem -o /etc/ingero/gpu_rates.yaml
     """
-    from ingero.cli.commands.rates.gpu_rates import fetch_prices, replace_file
+    from ingero.cli.commands.rates.gpu_rates import fetch_prices, save_prices
 
     if not config.url:
         raise click.UsageError(
@@ -112,7 +112,7 @@ def update(config: UpdateConfig) -> None:
             " with --url, or write the file by hand"
         )
     fetched = fetch_prices(config.url, config.ca_cert, config.timeout)
-    replace_file(config.output, fetched.text)
+    save_prices(config.output, fetched.text)
     prices = fetched.prices
     if config.as_json:
         facts = _facts(prices) | {"source": fetched.url, "file": str(config.output)}

@@ -5,8 +5,6 @@ It holds no prices of its own.
 
 from __future__ import annotations
 
-import os
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +22,7 @@ from ingero.fleet.processors.collectives.rates import Rate, Rates, RatesConfig
 from ingero.serving.tls import build_client_context
 from ingero.telemetry.clock import Clock, SystemClock
 from ingero.units import NS_PER_S
+from ingero.whole_files import replace_file
 
 MAX_BYTES: Final = 1 << 20
 _MAX_REDIRECTS: Final = 10
@@ -168,23 +167,13 @@ def _read(answer: httpx.Response, url: str, ends_ns: int, clock: Clock) -> str:
         raise BadDataError(f"{url}: not UTF-8 text ({error.reason})") from error
 
 
-def replace_file(path: Path, text: str) -> None:
+def save_prices(path: Path, text: str) -> None:
     """Replace a file at once: a reader sees the old one or the new one, complete.
 
     Raises:
         StoreError: It cannot be written; the old one stays.
     """
     try:
-        fd, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-        try:
-            with os.fdopen(fd, "w", encoding="utf-8") as file:
-                file.write(text)
-                file.flush()
-                os.fsync(file.fileno())
-            Path(name).chmod(0o644)
-            Path(name).replace(path)
-        except OSError:
-            Path(name).unlink(missing_ok=True)
-            raise
+        replace_file(path, text.encode())
     except OSError as error:
         raise StoreError(f"{path} cannot be written: {error.strerror or error}") from error
