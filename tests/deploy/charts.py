@@ -98,7 +98,8 @@ class Node:
         return self.ports.setdefault(int(number), free_port())
 
     def container(self, name):
-        (found,) = [one for one in self.pod["containers"] if one["name"] == name]
+        containers = [*self.pod.get("initContainers", ()), *self.pod["containers"]]
+        (found,) = [one for one in containers if one["name"] == name]
         return found
 
     def command(self, name):
@@ -170,7 +171,7 @@ class Node:
             mount["mountPath"]: self._volumes[mount["name"]] for mount in container["volumeMounts"]
         }
         paths = "|".join(map(re.escape, sorted(mounts, key=len, reverse=True)))
-        text = re.sub(rf"(?<![\w/])({paths})(?=/)", lambda found: str(mounts[found[1]]), text)
+        text = re.sub(rf"(?<![\w/])({paths})(?=/|$)", lambda found: str(mounts[found[1]]), text)
         return ADDRESS.sub(lambda found: f"127.0.0.1:{self.port(found[1])}", text)
 
 

@@ -127,6 +127,7 @@ CASES = {
         {
             "config": {"agent": {"node": "ignored"}, "trace": {"prometheus": "", "stack": True}},
             "kubelet": {"ask": False},
+            "ncclPlugin": {"hostPath": "/opt/ingero"},
             "podAnnotations": {"a": "b"},
         },
     ),

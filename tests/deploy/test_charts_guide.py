@@ -20,9 +20,12 @@ pytestmark = [pytest.mark.slow, needs_helm]
 
 def test_helm_takes_the_commands_of_the_guide_and_the_answers_fit_each_other():
     guide = (ROOT / "docs/guides/kubernetes.md").read_text().replace("\\\n", " ")
-    rendered = {}
+    rendered, given = {}, {}
     for command in re.findall(r"^helm (?:install|upgrade) (.*)$", guide, re.MULTILINE):
-        words = [word for word in shlex.split(command) if word != "--reuse-values"]
+        words = shlex.split(command)
+        if "--reuse-values" in words:
+            words = [*given[words[0]], *(word for word in words[2:] if word != "--reuse-values")]
+        given[words[0]] = words
         done = subprocess.run(
             [HELM, "template", *words], cwd=ROOT, capture_output=True, text=True, check=False
         )

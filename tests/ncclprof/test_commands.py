@@ -1,5 +1,6 @@
 """``ingero nccl-plugin`` and the line of ``ingero check``."""
 
+import ctypes
 import json
 import os
 import pathlib
@@ -36,6 +37,32 @@ def test_the_path_is_what_a_shell_exports():
     assert os.access(path, os.R_OK)
     told = json.loads(run("path", "--json"))
     assert told == {"variable": variable, "path": path, "interfaces": [4, 5, 6]}
+
+
+def test_it_is_copied_whole_to_where_containers_see_it_and_an_older_copy_is_replaced(tmp_path):
+    folder = tmp_path / "opt" / "ingero"
+    assert (
+        run("install", str(folder)) == f"NCCL_PROFILER_PLUGIN={folder}/libnccl-profiler-ingero.so\n"
+    )
+    (copy,) = folder.iterdir()
+    assert copy.read_bytes() == nccl_plugin.find_plugin().read_bytes()
+    assert copy.stat().st_mode & 0o777 == 0o755
+    copy.write_bytes(b"an older one")
+    with copy.open("rb") as loaded:
+        told = json.loads(run("install", "--json", str(folder)))
+        assert told == {"variable": "NCCL_PROFILER_PLUGIN", "path": str(copy)}
+        assert loaded.read() == b"an older one"
+    assert copy.read_bytes() == nccl_plugin.find_plugin().read_bytes()
+    ctypes.CDLL(str(copy))  # it needs nothing beside it
+
+
+def test_a_folder_that_cannot_be_made_is_named(tmp_path, capsys):
+    (tmp_path / "file").write_text("")
+    assert run_program(cli, ["nccl-plugin", "install", str(tmp_path / "file" / "in")]) == 4
+    assert (
+        f"cannot be copied to {tmp_path}/file/in/libnccl-profiler-ingero.so"
+        in capsys.readouterr().err
+    )
 
 
 def test_status_lists_processes_and_what_they_told(join, rings):

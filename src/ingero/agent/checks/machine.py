@@ -313,7 +313,8 @@ def _check_nccl_plugin() -> Check:
         return _missing("nccl plug-in", error, costs)
     n_processes = len(find_plugins(ring_parent()))
     detail = (
-        f"set in a job's environment: {build_setting(path)}; processes that have it: {n_processes}"
+        f"set in a job's environment: {build_setting(path)}, in a container's with the path of a copy there"
+        f" (`ingero nccl-plugin install`); processes that have it: {n_processes}"
     )
     return _present("nccl plug-in", detail)
 

@@ -13,7 +13,8 @@ from typing import Final
 
 from ingero.agent.capture.discover.processes import iter_pids
 from ingero.agent.collectives.plugin_ring import find_rings_of
-from ingero.errors import UnsupportedError
+from ingero.errors import StoreError, UnsupportedError
+from ingero.whole_files import replace_file
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +71,26 @@ def find_plugin() -> Path:
             f"the NCCL plug-in was not built for {platform.machine()}",
             hint="in a source tree run `make native`",
         )
+    return path
+
+
+def install_plugin(folder: Path) -> Path:
+    """Copy the library into a folder that jobs see, such as one of the host that containers mount; its path there.
+
+    One that is there already is replaced at once; processes that have loaded it keep what they have.
+
+    Raises:
+        StoreError: The folder cannot be made or written.
+        UnsupportedError: The library was not built for this machine.
+    """
+    source, path = find_plugin(), folder / NAME
+    try:
+        folder.mkdir(mode=0o755, parents=True, exist_ok=True)
+        replace_file(path, source.read_bytes(), 0o755)
+    except OSError as error:
+        raise StoreError(
+            f"the NCCL plug-in cannot be copied to {path}: {error.strerror or error}"
+        ) from error
     return path
 
 

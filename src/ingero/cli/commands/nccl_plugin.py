@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import click
 
@@ -17,6 +18,7 @@ def command() -> None:
     \b
     Examples:
       export $(ingero nccl-plugin path)
+      sudo ingero nccl-plugin install /opt/ingero
       sudo ingero nccl-plugin status
     """
 
@@ -37,6 +39,29 @@ def show_path(*, as_json: bool) -> None:
     if as_json:
         facts = {"variable": VARIABLE, "path": str(path), "interfaces": INTERFACES}
         click.echo(json.dumps(facts))
+        return
+    click.echo(build_setting(path))
+
+
+@command.command("install")
+@click.argument("folder", type=click.Path(path_type=Path, file_okay=False, resolve_path=True))
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def install(*, folder: Path, as_json: bool) -> None:
+    r"""Copy the plug-in to FOLDER, for jobs that do not see this installation, such as those in containers.
+
+    It needs nothing else of ours. Mount FOLDER into the containers, read-only, and set the variable that is printed,
+    with the folder's path there. An older copy is replaced; jobs that run keep what they have loaded.
+
+    \b
+    Examples:
+      sudo ingero nccl-plugin install /opt/ingero
+      docker run --rm -v /opt/ingero:/out ingero nccl-plugin install /out
+    """
+    from ingero.agent.collectives.plugin import VARIABLE, build_setting, install_plugin
+
+    path = install_plugin(folder)
+    if as_json:
+        click.echo(json.dumps({"variable": VARIABLE, "path": str(path)}))
         return
     click.echo(build_setting(path))
 
