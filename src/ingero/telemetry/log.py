@@ -88,5 +88,5 @@ def set_up_logging(level: str, encoding: str) -> None:
         root.removeHandler(old)
     root.addHandler(handler)
     root.setLevel(LEVELS[level.lower()])
-    for chatty in ("uvicorn", "httpx", "httpcore", "asyncio"):
+    for chatty in ("uvicorn", "httpx", "httpcore", "httpx2", "httpcore2", "asyncio"):
         logging.getLogger(chatty).setLevel(logging.WARNING)
