@@ -8,7 +8,7 @@ from tests.recording.scenarios import serving as serving_faults
 from tests.recording.scenarios.faults import FAULTS, device_full
 from tests.recording.scenarios.healthy import HEALTHY
 
-from ingero.model.events import OffCpuReason, Source
+from ingero.model.events import NcclOp, OffCpuReason, Source
 from ingero.model.recording import AGGREGATE
 from ingero.recording.causal.engine import explain
 from ingero.recording.causal.rules import RULES
@@ -44,6 +44,25 @@ def test_a_slow_first_allocation_is_no_churn():
         loop.step(LoopStep(n_launches=4, copy_ns=0, sync_ns=4 * MS))
         loop.call(FREE, MS // 50, arg0=0x7D00_0000_0000)
     assert rules_of(built) == ["lazy_load"]
+
+
+@pytest.mark.parametrize(
+    ("source", "comms", "rules"),
+    [
+        (Source.NCCL, (7, 7), []),
+        (Source.NCCL, (7, 8), ["gpu_sharing"]),
+        (Source.NCCL, (0, 0), ["gpu_sharing"]),  # made before the probes: whose they are is not known
+        (Source.GLOO, (7, 7), ["gpu_sharing"]),  # Gloo does not ask where its ranks are
+    ],
+)
+def test_ranks_of_one_nccl_communicator_share_no_gpu_whatever_number_each_has_for_its_own(
+    source, comms, rules
+):
+    built = next(one for one in SCENARIOS if one.name == "gpu-steal").build()
+    after_ns = int(built.build().events["start_ns"].max()) - START_NS + 50 * MS
+    for pid, comm in zip((4821, 5100), comms, strict=True):
+        built.call((source, NcclOp.ALL_REDUCE), after_ns, 1000, pid, arg1=comm)
+    assert rules_of(built) == rules
 
 
 @pytest.mark.parametrize("name", sorted(HEALTHY))

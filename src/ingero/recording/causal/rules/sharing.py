@@ -1,4 +1,9 @@
-"""Several processes on one GPU: one waits longer exactly while the other runs."""
+"""Several processes on one GPU: one waits longer exactly while the other runs.
+
+A device's number is the process's own: two containers, or two values of ``CUDA_VISIBLE_DEVICES``, have a device 0 each.
+Ranks of one NCCL communicator are never said to share one: NCCL refuses two ranks of a host on one device (init.cc,
+``Duplicate GPU detected``), and each waits while the other runs whatever device it has.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +12,9 @@ from typing import Final
 
 import numpy as np
 
+from ingero.model.events import Source
 from ingero.model.operations import OpKind
-from ingero.recording.causal.evidence import EventRows, Evidence, Process
+from ingero.recording.causal.evidence import EventRows, Evidence, Process, remembered
 from ingero.recording.causal.finding import Contrast, Finding, Needs, name_cause, rule
 from ingero.units import NS_PER_MS, format_duration
 
@@ -24,12 +30,26 @@ def _gpus(evidence: Evidence, process: Process) -> set[int]:
     return set(np.unique(evidence.column("gpu_id", process.calls)).tolist())
 
 
+@remembered
+def _communicators(evidence: Evidence, process: Process) -> set[int]:
+    """NCCL's communicators of a process, by id hash; those made before the probes have none."""
+    is_nccl = process.calls.codes >> 8 == Source.NCCL
+    return set(np.unique(evidence.column("arg1", process.calls.where(is_nccl))).tolist()) - {0}
+
+
+def _shared_gpus(evidence: Evidence, one: Process, other: Process) -> set[int]:
+    """Devices that two processes of a node may share, by the number that both have for it."""
+    if one is other or one.node != other.node:
+        return set()
+    if _communicators(evidence, one) & _communicators(evidence, other):
+        return set()
+    return _gpus(evidence, one) & _gpus(evidence, other)
+
+
 def _has_company(evidence: Evidence, process: Process) -> bool:
-    """Whether another process of the node uses one of its devices."""
-    mine = _gpus(evidence, process) if evidence.recording.has_gpu_ids else set()
-    return any(
-        other is not process and other.node == process.node and mine & _gpus(evidence, other)
-        for other in evidence.gpu_processes
+    """Whether another process of the node may use one of its devices."""
+    return evidence.recording.has_gpu_ids and any(
+        _shared_gpus(evidence, process, other) for other in evidence.gpu_processes
     )
 
 
@@ -44,9 +64,7 @@ def gpu_sharing(evidence: Evidence) -> list[Finding]:
         return []
     found: dict[tuple[int, int], Finding] = {}
     for victim, other in permutations(evidence.gpu_processes, 2):
-        if victim.node != other.node:
-            continue
-        for gpu in _gpus(evidence, victim) & _gpus(evidence, other):
+        for gpu in _shared_gpus(evidence, victim, other):
             finding = _judge(evidence, victim, other, gpu)
             best = found.get((victim.node, gpu))
             if finding is not None and (best is None or finding.lost_ns > best.lost_ns):
