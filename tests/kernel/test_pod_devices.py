@@ -13,7 +13,7 @@ import pytest
 from tests.agent.capture.becoming import become_next, running_rank_0
 from tests.agent.capture.kubelet import container, devices, pod, run_kubelet
 
-from ingero.agent.capture.discover.identity import find_unified_root
+from ingero.agent.capture.discover.cgroups import seen_cgroups
 from ingero.agent.capture.kernel.abi import ProcessEvent
 from ingero.agent.capture.processes import TracedProcesses
 from ingero.sim.runner import SimSettings, Simulation, get_program
@@ -38,7 +38,7 @@ EXPECTED = {
 @pytest.fixture
 def cgroup():
     """A cgroup as the kubelet makes one for a container."""
-    root = find_unified_root()
+    root = seen_cgroups().find_root()
     if root is None:
         pytest.skip("cgroup version 2 is not mounted")
     top = root / f"kubepods-test-{os.getpid()}"

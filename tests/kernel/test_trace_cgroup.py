@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from ingero.agent.capture.discover.identity import find_unified_root
+from ingero.agent.capture.discover.cgroups import seen_cgroups
 from ingero.sim.runner import get_program
 
 pytestmark = pytest.mark.kernel
@@ -22,7 +22,7 @@ PLAIN = {"PATH": os.environ["PATH"], "HOME": "/nonexistent"}
 @pytest.fixture
 def cgroups():
     """Two cgroups, one inside the other; removed at the end."""
-    root = find_unified_root()
+    root = seen_cgroups().find_root()
     if root is None:
         pytest.skip("cgroup version 2 is not mounted")
     outer = root / f"ingero-test-{os.getpid()}"

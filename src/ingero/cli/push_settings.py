@@ -15,7 +15,7 @@ from ingero.agent.health.service import AgentSettings
 from ingero.agent.health.signals.baseline import BaselineSettings
 from ingero.agent.health.signals.classify import ClassifierSettings
 from ingero.agent.health.signals.machine import MachineSettings
-from ingero.agent.health.signals.node_facts import GpuFacts, find_cgroup_path, hash_cgroup_path
+from ingero.agent.health.signals.node_facts import GpuFacts, find_own_cohort
 from ingero.agent.health.spill import SpillSettings
 from ingero.agent.health.threshold_choice import ModeSettings, fresh_max_age
 from ingero.agent.health.transport import TransportSettings
@@ -259,7 +259,7 @@ class _Builder:
             provider=options.fleet_provider,
             gpu_model=gpus.model,
             n_gpus=gpus.n_gpus,
-            cohort=hash_cgroup_path(find_cgroup_path()),
+            cohort=find_own_cohort(),
         )
 
     def _build_transport(

@@ -11,7 +11,8 @@ from tests.agent.capture.kubelet import container, devices, pod, run_kubelet
 from tests.support.unprivileged import AS_UNPRIVILEGED
 
 from ingero.agent.capture.probes.host import PROBES
-from ingero.agent.checks.machine import CHECKS, check_as_traced, check_machine
+from ingero.agent.capture.discover.cgroups import Cgroups
+from ingero.agent.checks.machine import CHECKS, _check_cgroups, check_as_traced, check_machine
 from ingero.cli.main import cli
 from ingero.config.environment import KUBELET_SOCKET
 from ingero.config.redact import build_redacted_environment
@@ -77,6 +78,17 @@ def test_a_kubelet_is_asked_and_its_silence_is_told_with_what_it_costs(tmp_path,
     assert (silent.passed, silent.required) == (False, False)
     assert "UNAVAILABLE" in silent.detail
     assert silent.costs == "which devices a pod was given is not said of its processes"
+
+
+def test_cgroups_outside_of_a_container_are_missed_with_what_that_costs(tmp_path):
+    for pid, path in ((7, "/"), (8, "/../../pod/b"), (9, "/../../pod/c")):
+        (tmp_path / str(pid)).mkdir()
+        (tmp_path / str(pid) / "cgroup").write_text(f"0::{path}\n")
+    assert _check_cgroups(Cgroups(tmp_path), [7, 99]).passed  # the second has ended
+    missed = _check_cgroups(Cgroups(tmp_path), [7, 8, 9])
+    assert (missed.passed, missed.required) == (False, False)
+    assert "those of 2 processes" in missed.detail
+    assert "limit" in missed.costs
 
 
 def test_a_support_bundle_holds_the_report_and_no_secret(tmp_path, monkeypatch):

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from ingero.agent.capture.discover.cgroups import Cgroups
 from ingero.agent.diagnosis.counters import CounterFiles
 from ingero.model.counters import Quota
 
@@ -29,8 +30,9 @@ def machine(tmp_path):
 
 def files(machine, kind, options, root="/"):
     line = f"31 23 0:28 {root} {machine}/cg rw - {kind} {kind} rw,{options}\n"
-    (machine / "mounts").write_text(f"30 23 0:27 / / rw - ext4 /dev/vda rw\n{line}")
-    return CounterFiles(machine / "proc", machine / "mounts")
+    (machine / "proc/self").mkdir(exist_ok=True)
+    (machine / "proc/self/mountinfo").write_text(f"30 23 0:27 / / rw - ext4 /dev/vda rw\n{line}")
+    return CounterFiles(machine / "proc", Cgroups(machine / "proc"))
 
 
 def plant(folder, **contents):
@@ -53,8 +55,7 @@ def test_narrowest_quota_above_a_process_of_version_2_and_its_neighbour(machine)
 def test_children_of_the_first_thread_are_read_and_ended_ones_left_out(machine):
     plant(machine / "proc/6", schedstat="6000 600 9\n")
     plant(machine / "proc/5/task/5", children="6 8 ")
-    (machine / "mounts").write_text("")
-    reading = CounterFiles(machine / "proc", machine / "mounts").read(5, 0)
+    reading = CounterFiles(machine / "proc", Cgroups(machine / "proc")).read(5, 0)
     assert (reading.threads, reading.children) == ({5: (5000, 500)}, {6: (6000, 600)})
 
 

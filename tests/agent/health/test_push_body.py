@@ -12,7 +12,7 @@ from ingero.agent.health.push_body import (
 )
 from ingero.agent.health.signals.machine import State
 from ingero.agent.health.signals.node_facts import (
-    find_cgroup_path,
+    find_own_cohort,
     hash_cgroup_path,
     parse_gpu_names,
 )
@@ -188,13 +188,15 @@ def test_the_cohort_is_the_hash_of_the_cgroup_path(path, digest):
     [
         ("12:cpu:/longest/path/here\n0::/v2\n", "/v2"),
         ("12:cpu,cpuacct:/a\n3:memory:/a/b:c\n", "/a/b:c"),
+        # In a container, of which each node has another one: the host's path would have the pod's uid.
+        ("12:cpu:/\n0::/\n", "/"),
         ("", ""),
     ],
 )
 def test_the_v2_cgroup_wins_and_else_the_longest(tmp_path, text, path):
-    file = tmp_path / "cgroup"
-    file.write_text(text)
-    assert find_cgroup_path(file) == path
+    (tmp_path / "self").mkdir()
+    (tmp_path / "self/cgroup").write_text(text)
+    assert find_own_cohort(tmp_path) == hash_cgroup_path(path)
 
 
 def test_gpu_names_are_counted_and_the_first_is_kept():

@@ -51,7 +51,11 @@ def test_a_slow_first_allocation_is_no_churn():
     [
         (Source.NCCL, (7, 7), []),
         (Source.NCCL, (7, 8), ["gpu_sharing"]),
-        (Source.NCCL, (0, 0), ["gpu_sharing"]),  # made before the probes: whose they are is not known
+        (
+            Source.NCCL,
+            (0, 0),
+            ["gpu_sharing"],
+        ),  # made before the probes: whose they are is not known
         (Source.GLOO, (7, 7), ["gpu_sharing"]),  # Gloo does not ask where its ranks are
     ],
 )

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
-from ingero.agent.capture.discover.identity import find_cgroup_id, parse_cgroup
+from ingero.agent.capture.discover.cgroups import choose_path, seen_cgroups
 from ingero.agent.capture.discover.processes import (
     FileId,
     FileState,
@@ -75,8 +75,8 @@ class Watch:
         folder = Path(f"/proc/{pid}")
         try:
             if self.cgroup_ids:
-                path, *_ = parse_cgroup((folder / "cgroup").read_text())
-                return find_cgroup_id(path) in self.cgroup_ids
+                cgroups = seen_cgroups()
+                return cgroups.find_id(choose_path(cgroups.read(pid))) in self.cgroup_ids
             status = (folder / "status").read_text(errors="replace")
         except OSError:
             return False

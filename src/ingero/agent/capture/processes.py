@@ -9,10 +9,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from ingero.agent.capture.assignments import AssignmentFinder
+from ingero.agent.capture.discover.cgroups import seen_cgroups
 from ingero.agent.capture.discover.identity import (
     MAX_EMPTY_READS,
     ProcessIdentity,
-    find_cgroup_id,
     read_identity,
 )
 from ingero.agent.capture.discover.processes import find_descendants, has_ended
@@ -146,7 +146,7 @@ class TracedProcesses:
     def find_cgroup(self, pid: int) -> int:
         """The id of a process's cgroup of version 2; 0 where it is not known."""
         identity = self._identities.get(pid)
-        return find_cgroup_id(identity.cgroup) if identity is not None and identity.cgroup else 0
+        return seen_cgroups().find_id(identity.cgroup) if identity is not None else 0
 
     def on_records(self, records: Records) -> None:
         """Take ``struct ig_process`` records."""

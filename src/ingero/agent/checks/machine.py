@@ -15,11 +15,12 @@ import multiprocessing
 import os
 import platform
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from ingero.agent.capture.discover.cgroups import Cgroups, seen_cgroups
 from ingero.agent.capture.discover.identity import parse_cgroup
 from ingero.agent.capture.discover.library_paths import iter_installed
 from ingero.agent.capture.discover.pod_resources import CONTAINER_LOGS, list_containers
@@ -339,10 +340,27 @@ def _check_pod_resources() -> Check:
 
 def _is_in_pod(pid: int) -> bool:
     try:
-        _, _, pod, _ = parse_cgroup(Path(f"/proc/{pid}/cgroup").read_text())
+        _, _, pod, _ = parse_cgroup(seen_cgroups().read(pid))
     except OSError:
         return False
     return bool(pod)
+
+
+def _check_cgroups(cgroups: Cgroups | None = None, pids: Iterable[int] | None = None) -> Check:
+    name, cgroups = "cgroups", cgroups or seen_cgroups()
+    unknown = 0
+    for pid in pids or iter_pids():
+        with contextlib.suppress(OSError):
+            unknown += not all(one.path for one in cgroups.read(pid))
+    if not unknown:
+        return _present(name, "known of every process")
+    return Check(
+        name,
+        passed=False,
+        detail=f"those of {unknown} processes are outside of what this container shows",
+        fix="mount the host's /sys/fs/cgroup read-only at another place, or give the host's pids and CAP_SYS_PTRACE",
+        costs="no limit of their processor time is seen, and no diagnosis names one",
+    )
 
 
 def _check_host_probes(events: PerfEvents) -> list[Check]:
@@ -386,6 +404,7 @@ CHECKS: Final[tuple[Callable[[], Check], ...]] = (
     _check_libraries,
     _check_nccl_plugin,
     _check_pod_resources,
+    _check_cgroups,
 )
 """In the order in which they are shown; what perf opens and the host probes follow."""
 

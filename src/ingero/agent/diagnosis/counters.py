@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from ingero.agent.capture.discover.cgroups import Cgroups, seen_cgroups
 from ingero.model.counters import ENDED, ProcessCounters, Quota
 from ingero.units import NS_PER_S, NS_PER_US
 
@@ -37,11 +38,11 @@ class CounterFiles:
 
     Attributes:
         proc: ``/proc``.
-        mounts: Our mounts, where the cgroups are.
+        cgroups: Those of its processes.
     """
 
     proc: Path = Path("/proc")
-    mounts: Path = Path("/proc/self/mountinfo")
+    cgroups: Cgroups = field(default_factory=seen_cgroups)
 
     def read(self, pid: int, mono_ns: int) -> ProcessCounters | None:
         """One reading; None when the process has ended or may not be read."""
@@ -92,10 +93,10 @@ class CounterFiles:
         )
 
     def _read_quota(self, pid: int) -> Quota | None:
-        """The narrowest quota above a process."""
+        """The narrowest quota above a process; None also where its cgroup cannot be read."""
         found = [
             (limit, folder)
-            for folder in self._iter_cgroups(pid)
+            for folder in self.cgroups.find_folders(pid, "cpu")
             if (limit := _read_limit(folder)) is not None
         ]
         if not found:
@@ -105,44 +106,6 @@ class CounterFiles:
         throttled_ns = stat.get("throttled_time", stat.get("throttled_usec", 0) * NS_PER_US)
         others = dict(self._iter_others(folder, pid))
         return Quota(n_processors, throttled_ns, stat.get("nr_throttled", 0), others)
-
-    def _iter_cgroups(self, pid: int) -> Iterator[Path]:
-        """The cgroup that has the processors, and those above it, the innermost first."""
-        mounted = self._find_mount()
-        if mounted is None:
-            return
-        place, root, is_unified = mounted
-        lines = (line.split(":", 2) for line in _read(self.proc / str(pid) / "cgroup").splitlines())
-        own = next(
-            (
-                path
-                for _, names, path in lines
-                if (not names if is_unified else "cpu" in names.split(","))
-            ),
-            None,
-        )
-        if own is None or ".." in own.split("/"):
-            return  # outside of what our cgroup namespace shows
-        folder = place / own.removeprefix(root).lstrip("/")
-        while folder != place and folder.is_relative_to(place):
-            yield folder
-            folder = folder.parent
-        yield place
-
-    def _find_mount(self) -> tuple[Path, str, bool] | None:
-        """Where the processors' cgroups are mounted, which of them is there, and whether they are of version 2."""
-        unified = None
-        for line in _read(self.mounts).splitlines():
-            mount, _, filesystem = line.partition(" - ")
-            fields, kinds = mount.split(), filesystem.split(maxsplit=2)
-            if len(fields) < 5 or len(kinds) < 3:
-                continue
-            root = "" if fields[3] == "/" else fields[3]
-            if kinds[0] == "cgroup" and "cpu" in kinds[2].split(","):
-                return Path(fields[4]), root, False
-            if kinds[0] == "cgroup2":
-                unified = Path(fields[4]), root, True
-        return unified
 
     def _iter_others(self, folder: Path, pid: int) -> Iterator[tuple[str, int]]:
         """Members of a cgroup that are neither a process nor its descendants, with their processor time."""

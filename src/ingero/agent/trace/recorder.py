@@ -12,7 +12,8 @@ from typing import Final
 
 from ingero import __version__
 from ingero.agent.annotations.admission import Admitted
-from ingero.agent.capture.discover.identity import ProcessIdentity, find_cgroup_id
+from ingero.agent.capture.discover.cgroups import seen_cgroups
+from ingero.agent.capture.discover.identity import ProcessIdentity
 from ingero.agent.capture.stacks.resolver import Stack
 from ingero.agent.capture.totals import Totals
 from ingero.agent.metrics.series import Kind, Series
@@ -119,7 +120,7 @@ class Recorder:
     def on_process(self, identity: ProcessIdentity) -> None:
         """Name the process, its place in the job and its container."""
         self.selection.on_process(identity)
-        cgroup_id = find_cgroup_id(identity.cgroup) if identity.container else 0
+        cgroup_id = seen_cgroups().find_id(identity.cgroup) if identity.container else 0
         if cgroup_id:
             pod = identity.pod.name, identity.pod.namespace
             self.writer.put_cgroup(cgroup_id, identity.container, identity.cgroup, pod)

@@ -7,13 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from ingero.agent.capture.discover.cgroups import Cgroups, parse_memberships
 from ingero.agent.capture.discover.identity import (
     SlurmStep,
-    find_cgroup_id,
-    find_cgroup_ids,
     find_meeting,
     find_place,
-    find_unified_root,
     parse_cgroup,
     parse_environment,
     parse_stat,
@@ -57,21 +55,26 @@ def test_the_first_of_a_repeated_variable_counts_as_for_getenv():
 
 def test_a_kubernetes_pod_and_its_container_on_cgroup_v2():
     path = f"/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod{POD.replace('-', '_')}.slice/cri-containerd-{CONTAINER}.scope"
-    assert parse_cgroup(f"0::{path}\n") == (path, CONTAINER, POD, SlurmStep())
+    assert parse_cgroup(parse_memberships(f"0::{path}\n")) == (path, CONTAINER, POD, SlurmStep())
 
 
 def test_docker_on_cgroup_v1_takes_the_longest_path():
     text = f"12:cpu:/docker/{CONTAINER}\n3:pids:/\n0::/\n"
-    assert parse_cgroup(text) == (f"/docker/{CONTAINER}", CONTAINER, "", SlurmStep())
+    assert parse_cgroup(parse_memberships(text)) == (
+        f"/docker/{CONTAINER}",
+        CONTAINER,
+        "",
+        SlurmStep(),
+    )
 
 
 def test_a_slurm_step_is_read_from_its_cgroup():
     path, container, pod, slurm = parse_cgroup(
-        "0::/system.slice/slurmstepd.scope/job_4711/step_0/user\n"
+        parse_memberships("0::/system.slice/slurmstepd.scope/job_4711/step_0/user\n")
     )
     assert (container, pod, slurm) == ("", "", SlurmStep("4711", "0"))
     assert path.endswith("/user")
-    *_, slurm = parse_cgroup("5:memory:/slurm/uid_0/job_12/step_batch/task_0\n")
+    *_, slurm = parse_cgroup(parse_memberships("5:memory:/slurm/uid_0/job_12/step_batch/task_0\n"))
     assert slurm == SlurmStep("12", "batch")
 
 
@@ -180,30 +183,24 @@ def test_outside_a_pod_a_host_name_is_no_pod_s_name():
     assert read_identity(os.getpid()).pod.name == ""
 
 
-def test_a_cgroup_s_id_is_the_inode_of_its_folder(tmp_path):
-    (tmp_path / "a/b").mkdir(parents=True)
-    assert find_cgroup_id("/a/b", tmp_path) == (tmp_path / "a/b").stat().st_ino
-    assert find_cgroup_id("/gone", tmp_path) == 0
-    ids = find_cgroup_ids("/a", tmp_path)
-    assert set(ids) == {(tmp_path / "a").stat().st_ino, (tmp_path / "a/b").stat().st_ino}
-    assert find_cgroup_ids("/gone", tmp_path) == ()
-
-
 @pytest.mark.parametrize(
-    ("mounts", "root"),
+    ("mounts", "place"),
     [
-        ("cgroup2 /sys/fs/cgroup cgroup2 rw,nosuid 0 0\n", Path("/sys/fs/cgroup")),
-        (
-            "cgroup /m cgroup rw,memory 0 0\ncgroup2 /sys/fs/cgroup/unified cgroup2 rw 0 0\n",
-            Path("/sys/fs/cgroup/unified"),
-        ),
-        ("cgroup /sys/fs/cgroup/memory cgroup rw,memory 0 0\n\n", None),
+        (("sys/fs/cgroup cgroup2 rw,nosuid",), "sys/fs/cgroup"),
+        (("m cgroup rw,memory", "sys/fs/cgroup/unified cgroup2 rw"), "sys/fs/cgroup/unified"),
+        (("sys/fs/cgroup/memory cgroup rw,memory", ""), None),
     ],
     ids=["version 2 alone", "beside version 1", "version 1 alone"],
 )
-def test_version_2_of_cgroups_is_found_where_it_is_mounted(tmp_path, mounts, root):
-    (tmp_path / "mounts").write_text(mounts)
-    assert find_unified_root(tmp_path / "mounts") == root
+def test_version_2_of_cgroups_is_found_where_it_is_mounted(tmp_path, mounts, place):
+    (tmp_path / "self").mkdir()
+    lines = []
+    for mount in filter(None, mounts):
+        folder, kind, options = mount.split()
+        (tmp_path / folder).mkdir(parents=True)
+        lines.append(f"31 23 0:28 / {tmp_path / folder} rw - {kind} none {options}\n")
+    (tmp_path / "self/mountinfo").write_text("".join(lines) + "\n")
+    assert Cgroups(tmp_path).find_root() == (tmp_path / place if place else None)
 
 
 def test_ranks_of_a_requeued_job_meet_for_another_time():

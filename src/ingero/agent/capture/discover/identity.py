@@ -6,13 +6,14 @@ pid and start time, because pids are used again.
 
 from __future__ import annotations
 
-import os
 import re
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
+from ingero.agent.capture.discover.cgroups import CgroupMembership, choose_path, seen_cgroups
 from ingero.model.recording import ProcessRank
 from ingero.wire.process_resource import ResourceKey, join_devices
 
@@ -101,7 +102,7 @@ class ProcessIdentity:
         launcher: Whose variables gave the rank.
         place: Rank, local rank and world size.
         job: The job's id.
-        cgroup: Path of its cgroup.
+        cgroup: Path of its cgroup, from the hierarchy's root on.
         container: 64-digit container id.
         pod: Its Kubernetes pod.
         slurm: Its step of a Slurm job.
@@ -176,55 +177,21 @@ def find_meeting(variables: dict[str, str]) -> str:
     return f"{address}:{port}{again}" if address and port else ""
 
 
-def parse_cgroup(text: str) -> tuple[str, str, str, SlurmStep]:
-    """Path, container id, pod uid and Slurm step out of ``/proc/PID/cgroup``; version 2's line is preferred."""
-    paths = [line.split(":", 2) for line in text.splitlines() if line.count(":") >= 2]
-    unified = [path for number, _, path in paths if number == "0" and path not in {"/", ""}]
-    path = (unified or sorted((p for *_, p in paths), key=len, reverse=True) or [""])[0]
-    everything = " ".join(p for *_, p in paths)
+def parse_cgroup(memberships: Sequence[CgroupMembership]) -> tuple[str, str, str, SlurmStep]:
+    """Path, container id, pod uid and Slurm step out of a process's cgroups; version 2's path is preferred.
+
+    Of a path that is not known to its root, what is shown of it still has these.
+    """
+    everything = " ".join(one.path or one.shown for one in memberships)
     container, pod, job = (
         pattern.search(everything) for pattern in (_CONTAINER, _POD, _SLURM_CGROUP)
     )
     return (
-        path,
+        choose_path(memberships),
         container[1] if container else "",
         pod[1].replace("_", "-") if pod else "",
         SlurmStep(job[1], job[2] or "") if job else SlurmStep(),
     )
-
-
-def find_unified_root(mounts: Path = _PROC / "self/mounts") -> Path | None:
-    """Where cgroup version 2 is mounted: alone, or beside version 1 in a folder of its own; None when it is not."""
-    try:
-        lines = mounts.read_text(encoding="utf-8", errors="surrogateescape").splitlines()
-    except OSError:
-        return None
-    fields = (line.split() for line in lines)
-    return next((Path(field[1]) for field in fields if field[2:3] == ["cgroup2"]), None)
-
-
-def find_cgroup_id(path: str, root: Path | None = None) -> int:
-    """The id that the kernel gives a version 2 cgroup, which is its folder's inode; 0 when it is not there.
-
-    Args:
-        path: As ``/proc/PID/cgroup`` has it. One of version 1 alone is not found: the kernel's ids are those of version
-            2.
-        root: Where version 2 is mounted; None looks.
-    """
-    root = root or find_unified_root()
-    try:
-        return (root / path.lstrip("/")).stat().st_ino if root else 0
-    except OSError:
-        return 0
-
-
-def find_cgroup_ids(path: str, root: Path | None = None) -> tuple[int, ...]:
-    """Ids of a version 2 cgroup and of those below it now; none when it is not there."""
-    root = root or find_unified_root()
-    folder = root / path.lstrip("/") if root else None
-    if folder is None or not folder.is_dir():
-        return ()
-    return tuple(Path(name).stat().st_ino for name, _, _ in os.walk(folder))
 
 
 def parse_stat(text: str) -> tuple[str, int]:
@@ -253,7 +220,7 @@ def read_identity(
     except OSError:
         variables = {}
     try:
-        path, container, pod_uid, slurm = parse_cgroup((folder / "cgroup").read_text())
+        path, container, pod_uid, slurm = parse_cgroup(seen_cgroups(proc).read(pid))
     except OSError:
         path = container = pod_uid = ""
         slurm = SlurmStep()

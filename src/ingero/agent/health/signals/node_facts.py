@@ -10,7 +10,9 @@ import subprocess
 from pathlib import Path
 from typing import Final, NamedTuple
 
-SELF_CGROUP: Final = Path("/proc/self/cgroup")
+from ingero.agent.capture.discover.cgroups import parse_memberships
+
+_PROC: Final = Path("/proc")
 _QUERY_TIMEOUT_S: Final = 2.0
 _MAX_OUTPUT: Final = 4096
 
@@ -35,23 +37,22 @@ def hash_cgroup_path(path: str) -> str:
     return hashlib.sha256(path.encode("utf-8", "surrogateescape")).hexdigest()[:16] if path else ""
 
 
-def find_cgroup_path(proc_file: Path = SELF_CGROUP) -> str:
-    """The cgroup of a process: the v2 path where there is one, else the longest v1 path; empty when unreadable.
+def find_own_cohort(proc: Path = _PROC) -> str:
+    """The cohort that this process belongs to: its cgroup's as its own namespace shows it; empty when unreadable.
 
-    Source: cgroups(7), ``/proc/[pid]/cgroup``: lines of ``hierarchy:controllers:path``.
+    The host's path of a pod has the pod's uid, so no two nodes would have the same. The path is that of version 2 where
+    there is one, else the longest.
+
+    Source: wire contract of agent v0.17, ``ingero.cgroup_path_hash``.
     """
     try:
-        text = proc_file.read_text("utf-8", "surrogateescape")
+        text = (proc / "self/cgroup").read_text("utf-8", "surrogateescape")
     except OSError:
         return ""
-    paths = []
-    for line in text.splitlines():
-        hierarchy, _, rest = line.partition(":")
-        controllers, _, path = rest.partition(":")
-        if hierarchy == "0" and not controllers:
-            return path
-        paths.append(path)
-    return max(paths, key=len, default="")
+    own = parse_memberships(text)
+    unified = next((one.shown for one in own if not one.controllers), None)
+    longest = max((one.shown for one in own), key=len, default="")
+    return hash_cgroup_path(longest if unified is None else unified)
 
 
 def find_gpus() -> GpuFacts:

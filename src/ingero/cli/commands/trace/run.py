@@ -16,7 +16,7 @@ import click
 from rich.console import Console
 
 from ingero.agent.capture.delivery import Observer
-from ingero.agent.capture.discover.identity import find_cgroup_ids
+from ingero.agent.capture.discover.cgroups import seen_cgroups
 from ingero.agent.capture.discover.library_paths import iter_installed
 from ingero.agent.capture.gpu.nvml import Nvml
 from ingero.agent.capture.gpu.readings import find_throttles
@@ -144,7 +144,7 @@ def _build_settings(options: TraceConfig) -> TraceSettings:
     for pid in options.pids:
         if not Path(f"/proc/{pid}").exists():
             raise ConfigError(f"there is no process {pid}", hint="see `ps -e`")
-    cgroup_ids = find_cgroup_ids(options.cgroup) if options.cgroup else ()
+    cgroup_ids = seen_cgroups().find_ids(options.cgroup) if options.cgroup else ()
     if options.cgroup and not cgroup_ids:
         raise ConfigError(
             f"there is no cgroup {options.cgroup!r} of version 2",
