@@ -25,12 +25,14 @@ from tests.e2e.agents import health
 from tests.echo.process import metrics, point
 
 from ingero.agent.capture.discover.pod_resources import CONTAINER_LOGS
+from ingero.agent.capture.kernel.map_memory import reckon_all
+from ingero.agent.capture.probes.host import PROBES
 from ingero.config.environment import DEFAULT_KUBELET_SOCKET
 from ingero.testing.waiting import wait_until
 
 pytestmark = [pytest.mark.slow, needs_helm]
 OLDEST, NEWEST = "1.25", "1.37"
-"""Of those whose schemas there are; the charts ask for 1.24."""
+"""Of those whose schemas there are; the charts ask for 1.20, on which `make test-kubernetes-guide` installs them."""
 CUSTOM = {"ServiceMonitor", "PodMonitor"}
 SWITCHES = {
     "ingress": {"enabled": True, "host": "x.example", "className": "nginx"},
@@ -281,6 +283,42 @@ def test_a_wrong_value_is_named(chart, value, said):
     status, answer = helm("template", "x", str(DEPLOY / "helm" / chart), "--set", value, *more)
     assert status != 0
     assert said in answer
+
+
+@pytest.mark.parametrize(
+    ("version", "api"), [("1.20.2", "policy/v1beta1"), ("1.37.0", "policy/v1")]
+)
+@pytest.mark.parametrize("chart", ["ingero-echo", "ingero-fleet"])
+def test_a_disruption_budget_is_of_the_version_that_the_cluster_has(chart, version, api):
+    more = ["--set", "persistence.storageClass=x"] if chart == "ingero-echo" else []
+    status, text = helm(
+        "template", "x", str(DEPLOY / "helm" / chart), "--kube-version", version,
+        "--set", "podDisruptionBudget.enabled=true", *more,
+    )  # fmt: skip
+    assert status == 0, text
+    objects = [one for one in yaml.safe_load_all(text) if one]
+    assert find(objects, "PodDisruptionBudget")["apiVersion"] == api
+
+
+def test_the_agent_has_the_hosts_cgroups_to_read_and_not_to_write():
+    pod = find_pod(render("ingero"))["spec"]
+    (volume,) = [
+        one for one in pod["volumes"] if one.get("hostPath", {}).get("path") == "/sys/fs/cgroup"
+    ]
+    (mount,) = [
+        one for one in pod["containers"][0]["volumeMounts"] if one["name"] == volume["name"]
+    ]
+    assert mount["readOnly"] is True
+    assert mount["mountPath"] != "/sys/fs/cgroup"  # the container's own, which its runtime mounts
+
+
+def test_the_agents_memory_limit_holds_full_maps_of_a_large_machine_and_the_process_twice_over():
+    limit = find_pod(render("ingero"))["spec"]["containers"][0]["resources"]["limits"]["memory"]
+    probes = "calls", *(probe.name for probe in PROBES)
+    maps = sum(cost.max_bytes for cost in reckon_all(probes, n_cpus=256).values())
+    resident = 165 << 20  # measured: see values.yaml
+    assert limit == "1Gi"
+    assert 2 * (maps + resident) <= (1 << 30)
 
 
 def test_rows_stay_when_echo_is_upgraded_or_its_release_is_removed():

@@ -13,12 +13,12 @@ from tests.deploy.charts import (
     find_pod,
     needs_helm,
 )
-from tests.deploy.site import ROOT
+from tests.deploy.site import BIN, ROOT
 
 pytestmark = [pytest.mark.slow, needs_helm]
 
 
-def test_helm_takes_the_commands_of_the_guide_and_the_answers_fit_each_other():
+def test_helm_takes_the_commands_of_the_guide_and_the_answers_fit_each_other(tmp_path):
     guide = (ROOT / "docs/guides/kubernetes.md").read_text().replace("\\\n", " ")
     rendered, given = {}, {}
     for command in re.findall(r"^helm (?:install|upgrade) (.*)$", guide, re.MULTILINE):
@@ -32,6 +32,15 @@ def test_helm_takes_the_commands_of_the_guide_and_the_answers_fit_each_other():
         assert done.returncode == 0, done.stderr
         rendered[words[0]] = [one for one in yaml.safe_load_all(done.stdout) if one]
     assert set(rendered) == set(CHARTS)
+    (fleet,) = find(rendered["ingero-fleet"], "ConfigMap")["data"].values()
+    assert yaml.safe_load(fleet)["processors"]["nccl"]["alarm_slowdown"] == 0.2
+    config = tmp_path / "fleet.yaml"
+    config.write_text(fleet)
+    done = subprocess.run(
+        [BIN / "ingero-fleet", "validate", "--skip-files", config],
+        capture_output=True, text=True, check=False, env={"ECHO_TOKEN": "of the pod's secret"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
     assert find(rendered["ingero-echo"], "Secret")["metadata"]["name"] == "ingero-echo-tls"
     assert find(rendered["ingero-echo"], "Service")["metadata"]["name"] == "ingero-echo"
     assert find(rendered["ingero-fleet"], "Service")["metadata"]["name"] == "ingero-fleet"
