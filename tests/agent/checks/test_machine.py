@@ -10,8 +10,8 @@ from click.testing import CliRunner
 from tests.agent.capture.kubelet import container, devices, pod, run_kubelet
 from tests.support.unprivileged import AS_UNPRIVILEGED
 
-from ingero.agent.capture.probes.host import PROBES
 from ingero.agent.capture.discover.cgroups import Cgroups
+from ingero.agent.capture.probes.host import PROBES
 from ingero.agent.checks.machine import CHECKS, _check_cgroups, check_as_traced, check_machine
 from ingero.cli.main import cli
 from ingero.config.environment import KUBELET_SOCKET

@@ -55,7 +55,7 @@ class Node:
 
     def show(self, path):
         """A path as the kernel shows it to the agent. Linux, fs/kernfs/dir.c, kernfs_path_from_node."""
-        return os.path.join("/", os.path.relpath(path, self.agent)) if self.has_namespace else path
+        return f"/{os.path.relpath(path, self.agent)}" if self.has_namespace else path
 
     def mount(self, place, kind, options, *, host=True, own=True):
         """A hierarchy, with the agent's container in it."""

@@ -184,16 +184,12 @@ class Cgroups:
         return root / path.lstrip("/") if root is not None and path else None
 
     def _complete(self, one: CgroupMembership) -> CgroupMembership:
-        place = _parse_place(one.shown)
-        name = one.controllers[0] if one.controllers else _UNIFIED
-        hierarchy = self._hierarchies.get(name)
-        if hierarchy is not None:
-            names = hierarchy.resolve(place)
-        else:
-            names = None if place.n_up else place.names
-        return CgroupMembership(
-            one.controllers, "" if names is None else "/" + "/".join(names), one.shown
-        )
+        hierarchy = self._hierarchies.get(one.controllers[0] if one.controllers else _UNIFIED)
+        if hierarchy is None:
+            return one
+        names = hierarchy.resolve(_parse_place(one.shown))
+        path = "" if names is None else "/" + "/".join(names)
+        return CgroupMembership(one.controllers, path, one.shown)
 
     def _iter_up(self, name: str, shown: str) -> Iterator[Path]:
         hierarchy = self._hierarchies.get(name)
