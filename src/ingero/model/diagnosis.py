@@ -30,11 +30,14 @@ class CauseKind(StrEnum):
     ASLEEP = "asleep"
     """It waits for what is no disk: a lock, a socket, another process. Of a worker that others wait for only."""
     NETWORK_DELAY = "network-delay"
-    """Its packets take longer to a host and back than others. Of a link only, as the next two."""
+    """Its packets take longer to a host and back than others, or meet queues. Of a link only, as the next three."""
     NETWORK_LOSS = "network-loss"
     """They are lost and sent again."""
     WINDOW_LIMITED = "window-limited"
-    """The other end's window, or its own send buffer, is full more often than towards others."""
+    """The other end's window, or its own send buffer, is full more often than towards others; or the other end has no
+    buffer ready."""
+    SLOW_PORT = "slow-port"
+    """The port of an RDMA device went down, or is slower than others of its board."""
     UNEXPLAINED = "unexplained"
     """None of the above takes enough of the time."""
 
@@ -122,7 +125,8 @@ class Diagnosis:
         rank: The worker, with its cluster and node.
         causes: By share, greatest first; ``unexplained`` is one of them where nothing takes most of the time.
         excess_ns: Own time above the peers' that was to be explained; of uneven work that above its own usual, of a
-            hang what was looked at, of a link the time for which data to the host that lost most were not acknowledged.
+            hang what was looked at, of a link the time for which data on the way that lost most were not acknowledged,
+            or for which its port was busy.
         window_ns: Time that was looked at, since onset; of uneven work while every switch was seen, of a hang in
             looks, of a link between two readings.
         n_ops: Operations in that time.

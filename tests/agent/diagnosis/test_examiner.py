@@ -27,6 +27,7 @@ from ingero.model.counters import (
     WorkRates,
 )
 from ingero.model.diagnosis import DiagnosisRequest, Subject
+from ingero.model.ports import RdmaTraffic
 from ingero.otlp.client.endpoint import parse_endpoint
 from ingero.otlp.codec import read_log_entries
 from ingero.testing.clock import ManualClock
@@ -193,24 +194,29 @@ def test_a_rank_that_others_wait_for_is_looked_at_and_its_switches_are_not(monke
     assert (node.sampled, node.watched) == ([PID], [])
 
 
-def test_connections_of_a_links_end_are_looked_at_and_nothing_else():
+def test_connections_and_ports_of_a_links_end_are_looked_at_and_nothing_else():
     node = Node()
-    asked = []
+    asked, asked_ports = [], []
 
     def look(pid, stop):
         asked.append(pid)
         node.clock.advance(5 * NS_PER_S)
         return Traffic(reason="its connections cannot be read: Operation not permitted")
 
-    node.look_by(node._watch, look)
+    def look_at_ports(pid, stop):
+        asked_ports.append(pid)
+        return RdmaTraffic(reason="its open files cannot be read: Permission denied")
+
+    node.look_by(node._watch, look, look_at_ports)
     node.answer(DiagnosisRequest("55" * 8, 2, "", 0.0, 0, Subject.LINK))
     (diagnosis,) = node.transport.sent
     assert [(cause.kind, cause.share) for cause in diagnosis.causes] == [("unexplained", 1.0)]
     assert diagnosis.causes[0].evidence == (
         "its connections cannot be read: Operation not permitted",
+        "its open files cannot be read: Permission denied",
     )
     assert diagnosis.window_ns == 5 * NS_PER_S
-    assert (asked, node.sampled, node.watched) == ([PID], [], [])
+    assert (asked, asked_ports, node.sampled, node.watched) == ([PID], [PID], [], [])
 
 
 def test_lines_are_those_of_the_worker_that_is_busier_than_its_process():

@@ -94,8 +94,8 @@ def test_healthy_connections_explain_nothing_and_say_what_was_seen():
             Traffic(reason="its connections cannot be read: Operation not permitted"),
             "not permitted",
         ),
-        (Traffic({"10.0.0.1": replace(HEALTHY, n_segments=MIN_SEGMENTS - 1)}), "InfiniBand"),
-        (Traffic({}), "InfiniBand"),
+        (Traffic({"10.0.0.1": replace(HEALTHY, n_segments=MIN_SEGMENTS - 1)}), "over TCP"),
+        (Traffic({}), "over TCP"),
     ],
 )
 def test_what_cannot_be_seen_is_unexplained_with_the_reason(traffic, why):

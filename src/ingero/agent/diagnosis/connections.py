@@ -20,6 +20,7 @@ from ipaddress import ip_address
 from pathlib import Path
 from typing import Final, TypeAlias
 
+from ingero.agent.capture.discover.processes import iter_open_files
 from ingero.model.counters import HostTraffic, Traffic
 from ingero.units import NS_PER_MS, NS_PER_US
 
@@ -122,15 +123,8 @@ def _read(pid: int) -> _Reading:
 
 def _find_sockets(pid: int) -> set[int]:
     """Inodes of a process's sockets."""
-    found = set()
-    for entry in (_PROC / str(pid) / "fd").iterdir():
-        try:
-            name = str(entry.readlink())
-        except OSError:  # it was closed meanwhile
-            continue
-        if name.startswith("socket:["):
-            found.add(int(name[len("socket:[") : -1]))
-    return found
+    names = iter_open_files(pid)
+    return {int(name[len("socket:[") : -1]) for name in names if name.startswith("socket:[")}
 
 
 def _list_connections(pid: int) -> list[tuple[bytes, _Connection]]:

@@ -17,6 +17,7 @@ from ingero.agent.diagnosis.code_lines import SampleLines, sample_lines
 from ingero.agent.diagnosis.comparison import WorkComparison
 from ingero.agent.diagnosis.connections import LookAtTraffic, look_at_traffic
 from ingero.agent.diagnosis.history import CounterHistory
+from ingero.agent.diagnosis.rdma import LookAtPorts, look_at_ports
 from ingero.agent.diagnosis.switches import IsEnough, SwitchTimes, WatchSwitches
 from ingero.agent.health.collective_counts import CollectiveCounts
 from ingero.agent.health.push_body import NodeIdentity
@@ -125,12 +126,14 @@ class Looks:
     Attributes:
         watch: Sees every switch of a thread; None where nothing can be probed.
         sample: Sees which lines of Python it is at.
-        look_at_traffic: Sees what becomes of what it sends.
+        look_at_traffic: Sees what becomes of what it sends over TCP.
+        look_at_ports: Sees what the RDMA ports count that it has open.
     """
 
     watch: WatchSwitches | None = None
     sample: SampleLines = sample_lines
     look_at_traffic: LookAtTraffic = look_at_traffic
+    look_at_ports: LookAtPorts = look_at_ports
 
 
 class Examiner:
@@ -313,11 +316,13 @@ class Examiner:
         return _make_diagnosis(name, rank, found, window_ns)
 
     def _examine_link(self, pid: int, name: str, rank: Rank, stop: threading.Event) -> Diagnosis:
-        """A process whose transfers are slow: its connections are looked at."""
+        """A process whose transfers are slow: its connections and its ports are looked at."""
         began_ns = self._clock.mono_ns()
-        traffic = self._looks.look_at_traffic(pid, stop)
+        with ThreadPoolExecutor(1) as beside:
+            rdma = beside.submit(self._looks.look_at_ports, pid, stop)
+            traffic = self._looks.look_at_traffic(pid, stop)
         ended_ns = self._clock.mono_ns()
-        found = find_link_causes(traffic)
+        found = find_link_causes(traffic, rdma.result())
         return _make_diagnosis(
             name, rank, found, ended_ns - began_ns, self._history.count_ops(pid, began_ns, ended_ns)
         )

@@ -21,6 +21,7 @@ _NAMES: Final = {
     CauseKind.NETWORK_DELAY: "packets take long on their way",
     CauseKind.NETWORK_LOSS: "packets are lost on their way",
     CauseKind.WINDOW_LIMITED: "a full window or send buffer",
+    CauseKind.SLOW_PORT: "a port that is down, or slower than its like",
 }
 _NEXT_STEPS: Final = {
     CauseKind.CPU_QUOTA: (
@@ -87,26 +88,28 @@ class CausePart:
         extra_ns: What it takes of the time that is to be explained.
         evidence: What was measured.
         name: In plain words; empty for the usual.
+        todo: Next steps; empty for the usual.
     """
 
     kind: CauseKind
     extra_ns: float
     evidence: tuple[str, ...]
     name: str = ""
+    todo: tuple[str, ...] = ()
 
 
 def conclude(parts: list[CausePart], excess_ns: int, *why: str) -> ExcessCauses:
     """The answer: causes with `NAMED_SHARE` of the time or more, and the rest as unexplained with ``why``."""
     whole_ns = max(float(excess_ns), sum(part.extra_ns for part in parts), 1.0)
     shares = {part.kind: part.extra_ns / whole_ns for part in parts}
-    found, ruled_out = [], []
+    found, ruled_out, todo = list[DiagnosedCause](), list[RuledOut](), list[str]()
     for part in sorted(parts, key=lambda part: (-part.extra_ns, part.kind)):
         name, share = part.name or _NAMES[part.kind], round(shares[part.kind], 3)
         if shares[part.kind] >= NAMED_SHARE:
             found.append(DiagnosedCause(part.kind, name, share, part.evidence))
+            todo += part.todo or _NEXT_STEPS[part.kind]
         else:
             ruled_out.append(RuledOut(_NAMES[part.kind], share, "; ".join(part.evidence)))
-    todo = [step for cause in found for step in _NEXT_STEPS[CauseKind(cause.kind)]]
     rest = round(1.0 - sum(cause.share for cause in found), 3)
     if not found or rest >= NAMED_SHARE:
         found.append(DiagnosedCause(CauseKind.UNEXPLAINED, "unexplained", rest, why))

@@ -156,6 +156,19 @@ def iter_mappings(pid: int, *, is_executable: bool = True) -> Iterator[Mapping]:
         )
 
 
+def iter_open_files(pid: int, proc: Path = _PROC) -> Iterator[str]:
+    """What each descriptor of a process is: ``socket:[7]``, ``/dev/null``. Such a path is what the process calls it.
+
+    Raises:
+        OSError: It has ended, or may not be read.
+    """
+    for entry in (proc / str(pid) / "fd").iterdir():
+        try:
+            yield str(entry.readlink())
+        except OSError:  # it was closed meanwhile
+            continue
+
+
 def iter_pids() -> Iterator[int]:
     """Every process there is now."""
     for entry in os.scandir(_PROC):
