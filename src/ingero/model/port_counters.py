@@ -36,11 +36,13 @@ class PortCounter:
         trouble: What it tells of.
         is_sent: Whether it is of what the port sends; else of what it receives.
         n_packets: Packets that one of it costs.
+        is_sure: Whether it rises for no other reason.
     """
 
     trouble: PortTrouble
     is_sent: bool
     n_packets: int = IN_FLIGHT
+    is_sure: bool = True
 
 
 def _group(
@@ -66,10 +68,12 @@ COUNTERS: Final[Mapping[str, PortCounter]] = {
     ),
     **_group(
         PortTrouble.LOSS,
-        "out_of_sequence duplicate_request oos_drop_count dup_req rx_drops",
+        "duplicate_request oos_drop_count dup_req rx_drops",
         is_sent=False,
         n_packets=1,
     ),
+    # A device that takes packets in any order drops none of these (NVIDIA, "Out-of-Order Data Placement").
+    "out_of_sequence": PortCounter(PortTrouble.LOSS, is_sent=False, n_packets=1, is_sure=False),
     **_group(
         PortTrouble.NOT_READY,
         "rnr_nak_retry_err req_rnr_retries_exceeded rnr_naks_rcvd rcvd_rnr_err retry_rnr_exceeded_err",

@@ -89,8 +89,23 @@ def test_what_was_counted_before_stands_beside_it():
 
 
 def test_packets_that_came_in_vain_count_as_they_are():
-    assert shares(find(change({"out_of_sequence": 20_000})))["network-loss"] == 0.4
-    assert shares(find(change({"out_of_sequence": 5_000}))) == {"unexplained": 1.0}
+    assert shares(find(change({"oos_drop_count": 20_000})))["network-loss"] == 0.4
+    assert shares(find(change({"oos_drop_count": 5_000}))) == {"unexplained": 1.0}
+
+
+def test_many_packets_out_of_order_are_loss_only_where_another_counter_tells_of_it():
+    """Adaptive routing changes their order, and devices put them in their place."""
+    found = find(change({"duplicate_request": 0, "out_of_sequence": 20_000}))
+    assert shares(found) == {"unexplained": 1.0}
+    assert (
+        "lost packets on mlx5_0 port 1 not known: 20000 out_of_sequence, of 50000 packets received, "
+        "which adaptive routing makes too"
+    ) in found.causes[0].evidence
+    assert "packets are lost on their way" not in ruled_out(found)
+    found = find(change({"packet_seq_err": 900, "out_of_sequence": 20_000}))
+    assert shares(found)["network-loss"] == 0.9
+    found = find(change({"out_of_sequence": 5_000}))
+    assert "5000 out_of_sequence" in ruled_out(found)["packets are lost on their way"]
 
 
 def test_stall_until_a_timer_ran_out_is_loss_by_its_time():

@@ -91,13 +91,14 @@ def find_cost(port: RdmaPort, trouble: PortTrouble) -> float | None:
 
     Several counters may count the same start over: the one that tells most counts.
     """
-    costs = []
+    sure, unsure = list[float](), [0.0]
     for name, counter in COUNTERS.items():
         n_packets = port.n_sent if counter.is_sent else port.n_received
         if counter.trouble is trouble and name in port.counts and n_packets is not None:
-            costs.append(port.counts[name] * counter.n_packets / max(n_packets, 1))
-    cost = min(max(costs, default=0.0), 1.0)
-    is_known = bool(costs) and not _list_unknown(port, trouble)
+            cost = port.counts[name] * counter.n_packets / max(n_packets, 1)
+            (sure if counter.is_sure else unsure).append(cost)
+    cost = min(max(sure, default=0.0), 1.0)
+    is_known = bool(sure) and max(unsure) < NAMED_SHARE and not _list_unknown(port, trouble)
     return cost if is_known or cost >= NAMED_SHARE else None
 
 
@@ -119,7 +120,15 @@ def describe_unknown(port: RdmaPort) -> Iterator[str]:
         if find_cost(port, trouble) is not None:
             continue
         unknown = _list_unknown(port, trouble)
-        if unknown:
+        unsure = [
+            f"{port.counts[name]} {name}"
+            for name, counter in COUNTERS.items()
+            if counter.trouble is trouble and not counter.is_sure and port.counts.get(name)
+        ]
+        if unsure:
+            counted = f"{', '.join(unsure)}, of {port.n_received} packets received"
+            yield f"{trouble} on {port.name} not known: {counted}, which adaptive routing makes too"
+        elif unknown:
             names = ", ".join(unknown)
             yield f"{trouble} on {port.name} not known: no reading, or none that goes on, of {names}"
         elif any(name in port.counts and one.trouble is trouble for name, one in COUNTERS.items()):
