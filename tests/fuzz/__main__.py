@@ -74,20 +74,11 @@ def _watch(name: str, n_bodies: int, seed: int) -> bool:
             "--alone",
             shared.name,
         ]
-        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-            last, since = b"", time.monotonic()
-            while process.poll() is None:
-                time.sleep(0.05)
-                now = Path(shared.name).read_bytes()[:8]
-                if now != last:
-                    last, since = now, time.monotonic()
-                elif time.monotonic() - since > _SILENT_S:
-                    process.kill()
-            said = process.stdout.read() if process.stdout else ""
+        status, said = follow(command, Path(shared.name))
         note = Path(shared.name).read_bytes()
-    if process.returncode:
+    if status:
         size = int.from_bytes(note[8:16], "little")
-        _keep(name, note[16 : 16 + size], f"the process ended with {process.returncode}")
+        _keep(name, note[16 : 16 + size], f"the process ended with {status}")
         return False
     outcome = json.loads(said)
     seconds = time.monotonic() - began
@@ -99,6 +90,33 @@ def _watch(name: str, n_bodies: int, seed: int) -> bool:
         f"{outcome['grown'] >> 20:6} MiB{seconds:9.1f}", flush=True,
     )  # fmt: skip
     return True
+
+
+def follow(command: list[str], shared: Path, silent_s: float = _SILENT_S) -> tuple[int, str]:
+    """Run a process until it ends, or for as long as it goes on to other bodies.
+
+    Args:
+        command: It writes how many bodies it began into the first 8 bytes of `shared`.
+        shared: A file.
+        silent_s: It is killed when that number stays the same for so long.
+
+    Returns:
+        Its exit status, negative for a signal, and its output of any length.
+    """
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        last, since = b"", time.monotonic()
+        while True:
+            try:
+                # This also empties the pipe, which holds less than an outcome with a body in it.
+                said, _ = process.communicate(timeout=0.05)
+            except subprocess.TimeoutExpired:
+                now = shared.read_bytes()[:8]
+                if now != last:
+                    last, since = now, time.monotonic()
+                elif time.monotonic() - since > silent_s:
+                    process.kill()
+            else:
+                return process.returncode, said
 
 
 def _keep(name: str, body: bytes, why: str) -> None:

@@ -1,10 +1,11 @@
 """Each decoder holds for mutated bodies, and for those that once broke it; what breaks one is noticed. `make fuzz` draws many more."""
 
+import json
 import subprocess
 import sys
 
 import pytest
-from tests.fuzz.__main__ import KEPT
+from tests.fuzz.__main__ import KEPT, follow
 from tests.fuzz.harness import Target, run, take_one
 from tests.fuzz.targets import list_targets
 
@@ -51,12 +52,25 @@ class Keeps:
         self.kept.append(b"x" * (300 << 10))
 
 
+class Swells:
+    """Much memory for its second body, which it gives back at once."""
+
+    def __init__(self):
+        self.n_bodies = 0
+
+    def __call__(self, body):
+        self.n_bodies += 1
+        if self.n_bodies == 2:
+            len(b"x" * (300 << 20))
+
+
 @pytest.mark.parametrize(
     ("take", "description"),
     [
         (fails_on_a_high_byte, "KeyError"),
         (never_ends_on_a_zero, "processor time"),
         (Keeps(), "grew by"),
+        (Swells(), "grew by"),
     ],
 )
 def test_a_planted_fault_is_found(take, description):
@@ -64,6 +78,28 @@ def test_a_planted_fault_is_found(take, description):
         Target("planted", (b"abcdefgh" * 4,), take, (ValueError,)), 1500, 1, lambda body: None
     )
     assert description in outcome.broken[1]
+
+
+def test_memory_that_was_held_before_does_not_hide_what_a_body_takes():
+    len(b"x" * (500 << 20))
+    broken = run(Target("planted", (b"abcd",), Swells(), ()), 5, 1, lambda body: None).broken
+    assert broken
+    assert "grew by" in broken[1]
+
+
+def test_an_outcome_longer_than_a_pipe_holds_arrives(tmp_path):
+    shared = tmp_path / "shared"
+    shared.write_bytes(bytes(16))
+    script = "import json; print(json.dumps({'broken': ['ab' * (1 << 20), 'why']}))"
+    status, said = follow([sys.executable, "-c", script], shared)
+    assert (status, json.loads(said)) == (0, {"broken": ["ab" * (1 << 20), "why"]})
+
+
+def test_a_process_that_no_signal_of_its_own_stops_is_killed(tmp_path):
+    shared = tmp_path / "shared"
+    shared.write_bytes(bytes(16))
+    status, _ = follow([sys.executable, "-c", "import signal; signal.pause()"], shared, 0.2)
+    assert status == -9
 
 
 def test_an_error_that_a_decoder_documents_is_no_fault():
