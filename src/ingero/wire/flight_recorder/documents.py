@@ -1,7 +1,8 @@
 """Opens one dump: a pickle or a JSON document of plain values.
 
 A pickle can name any callable; these dumps need none. The unpickler admits no class at all, so a dump that asks for one
-is refused before anything is imported. What is read is bounded by the file's size, which is bounded too.
+is refused before anything is imported. What is read is bounded by the file's size, which is bounded too; `pickles` sees
+to it that a pickle stands for no more.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import Any, Final, NoReturn
 from typing_extensions import override
 
 from ingero.errors import BadDataError
+from ingero.wire.flight_recorder.pickles import check_pickle
 
 MAX_DUMP_BYTES: Final = 256 * 1024 * 1024
 
@@ -50,6 +52,11 @@ def read_file(path: Path) -> bytes:
         raise BadDataError(f"{path}: {error.strerror}") from error
 
 
+def _load_pickle(body: bytes) -> object:
+    check_pickle(body)
+    return _NoClasses(io.BytesIO(body)).load()
+
+
 def decode_document(body: bytes) -> Mapping[str, Any]:
     """The mapping that a dump holds, whatever it is written as.
 
@@ -57,7 +64,7 @@ def decode_document(body: bytes) -> Mapping[str, Any]:
         BadDataError: No dump, truncated or hostile.
     """
     try:
-        dump = json.loads(body) if body[:1] == b"{" else _NoClasses(io.BytesIO(body)).load()
+        dump = json.loads(body) if body[:1] == b"{" else _load_pickle(body)
     except (
         pickle.UnpicklingError,
         EOFError,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -25,6 +25,8 @@ _EQUAL_SIZES: Final = frozenset({
 """Collectives to which every member brings as much; ``all_gather`` of NCCL takes lists of uneven tensors."""
 _WHOLE: Final = frozenset({"all_gather", "_all_gather_base"})
 """Collectives whose output is their input times the size of the group."""
+_MAX_DIMENSIONS: Final = 64
+"""Of a tensor. Source: kDimVectorStaticSize and TensorIterator of PyTorch allow no more in an operation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,12 +63,20 @@ def decode_dump(dump: Mapping[str, Any], rank: int, read_wall_ns: int | None) ->
         return _decode(dump, rank, read_wall_ns)
     except KeyError as error:
         name = str(error.args[0])[:60] if error.args else "?"
-        version = str(dump.get("version", "?"))[:12]
+        found = dump.get("version")
+        version = found[:12] if isinstance(found, str) else "?"
         raise BadDataError(
             f"not a Flight Recorder dump as known: nothing is named {name!r}"
             f" (its version is {version!r}; 2.3 to 2.10 are read)"
         ) from error
-    except (TypeError, ValueError, IndexError, AttributeError, OverflowError) as error:
+    except (
+        TypeError,
+        ValueError,
+        IndexError,
+        AttributeError,
+        OverflowError,
+        RecursionError,
+    ) as error:
         raise BadDataError(
             "not a Flight Recorder dump as known: a field is of another kind"
         ) from error
@@ -76,15 +86,17 @@ def _decode(dump: Mapping[str, Any], rank: int, read_wall_ns: int | None) -> Rea
     entries = sorted(dump.get("entries") or (), key=lambda entry: int(entry["record_id"]))
     groups = _groups(dump["pg_config"])
     used = {
-        str(e["process_group"][0]): str(e["process_group"][1])
+        _text(e["process_group"][0]): _text(e["process_group"][1])
         for e in entries
-        if str(e["process_group"][0]) not in groups
+        if _text(e["process_group"][0]) not in groups
     }
     status = _status_by_name(entries, groups, dump.get("pg_status") or {})
     recorded = _recorded(entries)
-    p2p = {str(entry["process_group"][0]) for entry in entries if entry["is_p2p"]}
+    p2p = {_text(entry["process_group"][0]) for entry in entries if entry["is_p2p"]}
     gloo = {
-        str(e["process_group"][0]) for e in entries if str(e["profiling_name"]).startswith(_GLOO)
+        _text(e["process_group"][0])
+        for e in entries
+        if _text(e["profiling_name"]).startswith(_GLOO)
     }
     entered = {n: int(s["last_enqueued_collective"]) for n, s in status.items() if n not in p2p}
     left = {n: int(s["last_completed_collective"]) for n, s in status.items() if n not in p2p}
@@ -118,7 +130,7 @@ def _groups(config: Mapping[str, Any]) -> dict[str, StoppedGroup]:
         members = json.loads(ranks) if isinstance(ranks, str) else ranks
         if members:
             groups[str(name)] = StoppedGroup(
-                str(name), tuple(int(member) for member in members), str(entry.get("desc", ""))
+                str(name), tuple(int(member) for member in members), _text(entry.get("desc", ""))
             )
     return groups
 
@@ -131,7 +143,7 @@ def _status_by_name(
     Entries name both. A rank without entries names none: groups are numbered in the order they were made and so are
     their names, so both sorted lists correspond when they are of one length and agree with every entry.
     """
-    names = {str(entry["pg_id"]): str(entry["process_group"][0]) for entry in entries}
+    names = {_text(entry["pg_id"]): _text(entry["process_group"][0]) for entry in entries}
     if len(status) == len(groups) and all(key.isdigit() for key in (*status, *groups)):
         ordered = dict(zip(sorted(status, key=int), sorted(groups, key=int), strict=True))
         if all(ordered.get(key) == name for key, name in names.items()):
@@ -139,9 +151,16 @@ def _status_by_name(
     return {names[key]: value for key, value in status.items() if key in names}
 
 
+def _text(value: object) -> str:
+    """A value as text; a container could be far longer as text than the dump is."""
+    if isinstance(value, list | tuple | dict):
+        raise TypeError("a container where a text belongs")
+    return str(value)
+
+
 def _is_finished(entry: Mapping[str, Any]) -> bool:
     """Whether the rank left it. Gloo records no events: an operation stays "scheduled" and is retired when it ends."""
-    if str(entry["profiling_name"]).startswith(_GLOO):
+    if _text(entry["profiling_name"]).startswith(_GLOO):
         return bool(entry["retired"])
     return bool(entry["state"] == "completed")
 
@@ -153,8 +172,8 @@ def _last_left(ops: Mapping[int, RecordedOp]) -> int:
 
 
 def _pending(entry: Mapping[str, Any], groups: Mapping[str, StoppedGroup]) -> PendingOp:
-    group = str(entry["process_group"][0])
-    name = str(entry["profiling_name"])
+    group = _text(entry["process_group"][0])
+    name = _text(entry["profiling_name"])
     entered_wall_ns = int(entry["time_created_ns"]) if entry.get("time_created_ns") else None
     if not entry["is_p2p"]:
         return PendingOp(group, int(entry["collective_seq_id"]), name, None, entered_wall_ns)
@@ -172,19 +191,19 @@ def _recorded(entries: list[Any]) -> dict[str, dict[int, RecordedOp]]:
         if entry["is_p2p"]:
             continue
         seq = int(entry["collective_seq_id"])
-        ops = found.setdefault(str(entry["process_group"][0]), {})
+        ops = found.setdefault(_text(entry["process_group"][0]), {})
         op = _recorded_op(entry)
         ops[seq] = op if seq not in ops else _merge(ops[seq], op)
     return found
 
 
 def _recorded_op(entry: Mapping[str, Any]) -> RecordedOp:
-    kind = str(entry["profiling_name"]).rpartition(":")[2].replace("all_to_allv", "all_to_all")
+    kind = _text(entry["profiling_name"]).rpartition(":")[2].replace("all_to_allv", "all_to_all")
     dtypes = entry.get("input_dtypes") or ()
     return RecordedOp(
         kind=kind,
         elements=_elements(entry["input_sizes"]) if kind in _EQUAL_SIZES else None,
-        dtype=str(dtypes[0]) if dtypes and kind in _EQUAL_SIZES else "",
+        dtype=_text(dtypes[0]) if dtypes and kind in _EQUAL_SIZES else "",
         is_finished=_is_finished(entry),
         entered_wall_ns=int(entry["time_created_ns"]) if entry.get("time_created_ns") else None,
         timeout_ns=int(entry["timeout_ms"]) * NS_PER_MS if entry.get("timeout_ms") else None,
@@ -203,22 +222,29 @@ def _merge(first: RecordedOp, second: RecordedOp) -> RecordedOp:
     )
 
 
-def _elements(sizes: Iterable[Iterable[int]]) -> int:
-    return sum(math.prod(int(extent) for extent in shape) for shape in sizes)
+def _elements(sizes: Iterable[Sequence[int]]) -> int:
+    return sum(_product(shape) for shape in sizes)
+
+
+def _product(shape: Sequence[int]) -> int:
+    """Elements of one tensor; the product of very many numbers takes for ever."""
+    if len(shape) > _MAX_DIMENSIONS:
+        raise ValueError(f"a tensor of {len(shape)} dimensions")
+    return math.prod(int(extent) for extent in shape)
 
 
 def _sizes(entries: list[Any]) -> dict[str, int]:
     """How many members a communicator has: the output of an all-gather is its input times that."""
     found: dict[str, int] = {}
     for entry in entries:
-        if str(entry["profiling_name"]).rpartition(":")[2] in _WHOLE:
+        if _text(entry["profiling_name"]).rpartition(":")[2] in _WHOLE:
             brought, got = _elements(entry["input_sizes"]), _elements(entry["output_sizes"])
             if brought and got % brought == 0:
-                found[str(entry["process_group"][0])] = got // brought
+                found[_text(entry["process_group"][0])] = got // brought
     return found
 
 
 def _hides_p2p(entry: Mapping[str, Any]) -> bool:
     """Whether the group ran more than its collectives: Gloo numbers point-to-point operations and records none."""
-    is_gloo = str(entry["profiling_name"]).startswith(_GLOO)
+    is_gloo = _text(entry["profiling_name"]).startswith(_GLOO)
     return is_gloo and int(entry.get("op_id", 0)) > int(entry["collective_seq_id"])
