@@ -9,13 +9,15 @@ import msgspec
 import pytest
 
 from ingero.cli.main import cli, run_program
-from ingero.errors import IngeroError
+from ingero.errors import IngeroError, StoreError
 from ingero.recording.queries.api import ANSWERS, Asked
 from ingero.recording.queries.catalog import QUERIES
 from ingero.recording.queries.recording_file import RecordingFile
 from ingero.recording.queries.window import Wanted
 from ingero.recording.scenarios.builder import RecordingBuilder
 from ingero.recording.scenarios.loop import Loop
+from ingero.recording.store.annotations import read_annotations
+from ingero.recording.store.reader import load_recording
 
 N_DAMAGED = 20
 """Of each recording; each is asked in some twenty-five ways."""
@@ -113,6 +115,97 @@ def recordings(tmp_path_factory, data_dir_of_module):
     for name in OLD:
         shutil.copy(data_dir_of_module / "agent_dbs" / name, folder / name)
     return [folder / "own.db", *(folder / name for name in OLD)]
+
+
+def without_constraints(path, table, rows):
+    """A recording whose schema lost what it says of one table, with these rows in it."""
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute(f"CREATE TABLE loose AS SELECT * FROM {table}")
+        connection.execute(f"DROP TABLE {table}")
+        connection.execute(f"ALTER TABLE loose RENAME TO {table}")
+        for row in rows:
+            names, marks = ", ".join(row), ", ".join("?" * len(row))
+            connection.execute(
+                f"INSERT INTO {table} ({names}) VALUES ({marks})", list(row.values())
+            )
+        connection.commit()
+
+
+ROWS = {
+    "unwritten": {"bucket": 0, "node": "n1", "source": 1, "op": 1, "cause": "disk full", "count": 3},
+    "unprobed": {"pid": 7, "path": "libx.so", "reason": "no symbols", "since": 1, "until": 0, "node": "n1"},
+    "system_snapshots": {
+        "timestamp": 1 << 60, "cpu_pct": 1.0, "mem_pct": 1.0, "mem_avail": 1, "swap_mb": 0, "load_avg": 1.0, "node": "n1",
+    },
+    "annotations": {
+        "timestamp": 1 << 60, "labels": '{"a": "b"}', "pid": 7, "span_start": 0, "span_end": 0, "node": "n1",
+    },
+    "recordings": {"id": "abc", "node": "n1", "events": 5, "calls": 5},
+    "sessions": {
+        "started_at": 1 << 60, "stopped_at": 0, "gpu_model": "", "cpu_cores": 1, "mem_total": 1, "kernel": "",
+        "ingero_ver": "", "flags": "", "node": "n1",
+    },
+}  # fmt: skip
+NULLS = [f"{table}.{column}" for table, row in ROWS.items() for column in row]
+
+
+@pytest.mark.parametrize("where", NULLS)
+def test_null_where_the_schema_excludes_it_is_no_fault_of_ours(recordings, where, tmp_path, capsys):
+    table, _, column = where.partition(".")
+    path = tmp_path / "r.db"
+    shutil.copy(recordings[0], path)
+    without_constraints(path, table, [ROWS[table], ROWS[table] | {column: None}])
+    assert set(ask_all(path, tmp_path)) <= {0, 1, 2, 4}
+    assert "Traceback" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("table", "column"),
+    [("unwritten", "count"), ("unwritten", "cause"), ("unprobed", "pid"), ("sessions", "kernel")],
+)
+def test_a_row_with_null_where_the_schema_excludes_it_is_left_out_and_counted(
+    recordings, table, column, tmp_path
+):
+    path = tmp_path / "r.db"
+    shutil.copy(recordings[0], path)
+    without_constraints(path, table, [ROWS[table]])
+    whole = load_recording(path)
+    without_constraints(path, table, [ROWS[table] | {column: None}])
+    damaged = load_recording(path)
+    assert getattr(damaged, table) == getattr(whole, table)
+    assert getattr(whole, table)
+    assert (whole.n_damaged, damaged.n_damaged) == (0, 1)
+
+
+def test_an_annotation_of_no_node_is_left_out(recordings, tmp_path):
+    path = tmp_path / "r.db"
+    shutil.copy(recordings[0], path)
+    rows = [ROWS["annotations"], ROWS["annotations"] | {"node": None}]
+    without_constraints(path, "annotations", rows)
+    assert [one.node for one in read_annotations(path)] == ["n1"]
+
+
+@pytest.mark.parametrize("name", ["STARTED_AT", "begun_at"])
+def test_sessions_that_do_not_say_when_they_started_are_an_error(recordings, name, tmp_path):
+    path = tmp_path / "r.db"
+    shutil.copy(recordings[0], path)
+    with closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute("ALTER TABLE sessions RENAME COLUMN started_at TO other")
+        connection.execute(f"ALTER TABLE sessions RENAME COLUMN other TO {name}")
+    with pytest.raises(StoreError, match=r"r\.db: sessions has no column started_at"):
+        load_recording(path)
+
+
+def test_chains_without_a_number_are_not_merged_and_named(recordings, tmp_path, capsys):
+    path = tmp_path / "r.db"
+    shutil.copy(recordings[0], path)
+    with closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute("DROP TABLE causal_chains")
+        connection.execute("CREATE TABLE causal_chains (detected_at, severity)")
+        connection.execute("INSERT INTO causal_chains VALUES (5, 'high')")
+    assert run_program(cli, ("merge", str(path), "-o", str(tmp_path / "out.db"))) == 0
+    said = capsys.readouterr()
+    assert "1 rows of causal_chains are of another version" in said.out + said.err
 
 
 @pytest.fixture(scope="module")

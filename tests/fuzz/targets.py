@@ -64,7 +64,13 @@ from ingero.model.diagnosis import Subject
 from ingero.otlp.codec import decode_export, encode_json, encode_protobuf, iter_log_rows
 from ingero.otlp.codec.points import iter_points, read_log_entries
 from ingero.otlp.names import ContentType, Signal
+from ingero.recording.queries.chains import list_stored_chains
+from ingero.recording.queries.overview import read_overview
 from ingero.recording.queries.transfer import decode_part, encode_part
+from ingero.recording.scenarios.builder import RecordingBuilder
+from ingero.recording.scenarios.loop import Loop
+from ingero.recording.store.annotations import read_annotations
+from ingero.recording.store.event_loader import LoadFilter
 from ingero.recording.store.reader import load_recording
 from ingero.serving.otlp.encodings import ENCODINGS, decompress
 from ingero.sim.runner import get_program
@@ -277,11 +283,42 @@ def _list_files() -> list[Target]:
     libraries = get_program().parent
     return [
         Target("recording-part", (encode_part(part),), decode_part, (BadDataError,)),
-        Target("recording-file", (_shrink(recording),), _Scratch(load_recording), (StoreError, BadDataError)),
+        Target("recording-file", (_shrink(recording), _build_recording()), _Scratch(_take_recording), (StoreError, BadDataError)),
         Target("flight-recorder", _list_dumps(), _Scratch(_take_dump, "_dump_0"), (BadDataError,)),
         Target("elf", tuple((libraries / name).read_bytes() for name in ("libnccl.so.2", "job")), _Scratch(_take_elf), (BadDataError,)),
         Target("nccl-ring", (_build_ring(),), _Scratch(_take_ring), ()),
     ]  # fmt: skip
+
+
+def _take_recording(path: Path) -> None:
+    """As every command reads it first."""
+    load_recording(path, LoadFilter(has_extras=True)).describe_missing()
+    read_overview(path)
+    read_annotations(path)
+    list_stored_chains(path)
+
+
+def _build_recording() -> bytes:
+    """A small one of this version, with a row or more in most tables."""
+    with tempfile.TemporaryDirectory(prefix="ingero-fuzz-", dir="/dev/shm") as folder:
+        path = Path(folder) / "own.db"
+        built = RecordingBuilder("n1")
+        Loop(built, 7, "train").steps(2)
+        built.rank(7, 0, 2)
+        built.snapshot(0, cpu_pct=20.0)
+        built.write(path)
+        with closing(sqlite3.connect(path)) as connection:
+            connection.execute("INSERT INTO unwritten VALUES (0, 'n1', 1, 1, 'disk full', 3)")
+            connection.execute("INSERT INTO unprobed VALUES (7, 'libx.so', 'why', 1, 0, 'n1')")
+            connection.execute(
+                "INSERT INTO annotations (timestamp, labels) VALUES (?, ?)", (1 << 60, '{"a":"b"}')
+            )
+            connection.execute("DELETE FROM ops WHERE rowid % 20")
+            connection.commit()
+            connection.execute("PRAGMA journal_mode = DELETE")
+            connection.execute("PRAGMA page_size = 512")
+            connection.execute("VACUUM")
+        return path.read_bytes()
 
 
 def _shrink(recording: Path) -> bytes:

@@ -65,6 +65,29 @@ def test_rates_are_what_came_in_the_window_also_over_the_turn_of_a_minute(trace)
     assert reading.signals.throughput == pytest.approx(40)
 
 
+@pytest.mark.parametrize(
+    ("table", "column", "what"),
+    [
+        ("event_aggregates", "sum_dur", "event_aggregates"),
+        ("event_aggregates", "op", "event_aggregates"),
+        ("clock_samples", "mono_ns", "the time of its writer"),
+        ("clock_samples", "wall_ns", "the time of its writer"),
+    ],
+)
+def test_null_where_the_schema_excludes_it_is_no_reading_and_said(trace, table, column, what):
+    trace.second(5)
+    assert trace.read() is None
+    assert not trace.notes
+    trace.writer.close()
+    with closing(sqlite3.connect(trace.source.path)) as connection, connection:
+        connection.execute(f"CREATE TABLE loose AS SELECT * FROM {table}")
+        connection.execute(f"UPDATE loose SET {column} = NULL")
+        connection.execute(f"DROP TABLE {table}")
+        connection.execute(f"ALTER TABLE loose RENAME TO {table}")
+    assert trace.read() is None
+    assert [f"{trace.source.path}: {what} cannot be read" in note for note in trace.notes] == [True]
+
+
 def test_a_silent_process_is_zero_and_a_silent_writer_is_no_reading(trace):
     trace.second(5)
     trace.read()

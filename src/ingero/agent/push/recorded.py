@@ -20,6 +20,7 @@ from ingero.errors import StoreError
 from ingero.model.events import Source
 from ingero.model.operations import GPU_SOURCES, OpKind, find_codes
 from ingero.recording.store.files import open_recording, table_columns
+from ingero.recording.store.typed import INT64, check_typed
 from ingero.units import NS_PER_S
 
 ALIVE_NS: Final = 15 * NS_PER_S
@@ -142,11 +143,11 @@ class RecordedSource:
 
     def _update(self, connection: sqlite3.Connection, mono_ns: int) -> bool:
         """Add what came since the last read; False when the writer is gone."""
-        newest = connection.execute(_ALIVE).fetchone()
-        if newest is None or not 0 <= mono_ns - newest[0] <= ALIVE_NS:
+        newest = connection.execute(_ALIVE).fetchall()
+        check_typed(newest, (INT64, INT64), "the time of its writer")
+        if not newest or not 0 <= mono_ns - newest[0][0] <= ALIVE_NS:
             return False
-        since_ns = newest[1] - _WINDOW
-        rows = connection.execute(_COUNTS.format(table="event_aggregates"), (since_ns,)).fetchall()
+        rows = _read_counts(connection, "event_aggregates", newest[0][1] - _WINDOW)
         n_pids = max((row[-1] for row in rows), default=0)
         launches, driver_launches, spent_ns, _ = self._total
         for bucket, *now in rows:
@@ -157,6 +158,15 @@ class RecordedSource:
         self._buckets = {bucket: _Counts(*now) for bucket, *now in rows}
         self._total = _Counts(launches, driver_launches, spent_ns, n_pids)
         return True
+
+
+def _read_counts(
+    connection: sqlite3.Connection, table: str, since_ns: int
+) -> list[tuple[int, ...]]:
+    """(bucket, *`_Counts`) of each bucket from a time on."""
+    rows = connection.execute(_COUNTS.format(table=table), (since_ns,)).fetchall()
+    check_typed(rows, [INT64] * 5, table)
+    return rows
 
 
 class _Finished(NamedTuple):
@@ -176,7 +186,9 @@ def _read_finished(
     """
     if not table_columns(connection, "system_snapshots"):
         return None
-    (newest_ns,) = connection.execute(_NEWEST).fetchone()
+    newest = connection.execute(_NEWEST).fetchall()
+    check_typed(newest, (INT64,), "the time of its writer")
+    newest_ns = int(newest[0][0])
     if abs(wall_ns - newest_ns) > ALIVE_NS:
         return None
     table, width_ns = "event_aggregates", _MINUTE_NS
@@ -184,7 +196,7 @@ def _read_finished(
         table, width_ns = "event_aggregates_5s", _FIVE
     elapsed_ns = -(-window_ns // width_ns) * width_ns
     end_ns = (newest_ns - _FLUSH_NS) // width_ns * width_ns
-    rows = connection.execute(_COUNTS.format(table=table), (end_ns - elapsed_ns,)).fetchall()
+    rows = _read_counts(connection, table, end_ns - elapsed_ns)
     over = [_Counts(*counts) for bucket, *counts in rows if bucket < end_ns]
     return _Finished(
         _Counts(

@@ -78,7 +78,7 @@ class Copier:
         )
         n_added = n_there = n_damaged = 0
         for batch in _batches(self._select_events(source, facts)):
-            rows, n_bad = keep_typed(batch, kinds)
+            rows, n_bad = keep_typed(batch, kinds, has_nulls=True)
             n_damaged += n_bad
             before = self._target.total_changes
             self._target.executemany(insert, rows)
@@ -133,7 +133,9 @@ class Copier:
             return self._stage_names(source, facts)
         columns = [c for c in self._columns[table] if c.name in present]
         missing = [
-            c for c in self._columns[table] if c.key and c.name not in {*present, "node", "id"}
+            c
+            for c in self._columns[table]
+            if c.key and c.name not in {*present, "node"} and (c.name, c.kind) != ("id", INT64)
         ]
         if not columns:
             return 0
@@ -142,7 +144,9 @@ class Copier:
             (n_rows,) = source.execute(f"SELECT count(*) FROM {table}").fetchone()  # noqa: S608
             self._unlike[table] = self._unlike.get(table, 0) + int(n_rows)
             return 0
-        rows, n_damaged = keep_typed(source.execute(select), [c.kind for c in columns])
+        rows, n_damaged = keep_typed(
+            source.execute(select), [c.kind for c in columns], has_nulls=True
+        )
         names = [c.name for c in columns]
         if any(c.name == "node" for c in self._columns[table]):
             rows, names = _with_node(rows, names, _nodes_for(table, facts))
@@ -158,7 +162,7 @@ class Copier:
             return 0
         columns = [c for c in self._columns["process_names"] if c.name in present]
         select = f"SELECT {', '.join(_value(c, present) for c in columns)} FROM process_names"  # noqa: S608
-        rows, _ = keep_typed(source.execute(select), [c.kind for c in columns])
+        rows, _ = keep_typed(source.execute(select), [c.kind for c in columns], has_nulls=True)
         names = [c.name for c in columns]
         rows, names = _with_node(rows, names, _nodes_for("process_names", facts))
         (part,) = facts.parts

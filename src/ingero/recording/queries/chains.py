@@ -44,7 +44,7 @@ def list_stored_chains(path: Path) -> list[ChainRow]:
         rows = connection.execute(
             f"SELECT {named} FROM causal_chains ORDER BY detected_at, id"  # noqa: S608 - own names
         ).fetchall()
-    rows, _ = keep_typed(rows, (str, TIMES, *[str] * 6))
+    rows, _ = keep_typed(rows, (str, TIMES, *[str] * 6), has_nulls=True)
     return [
         ChainRow(
             id=row[0] or "",

@@ -14,7 +14,7 @@ from ingero.model.recording import Recording
 from ingero.recording.store.event_loader import LoadFilter
 from ingero.recording.store.files import open_recording, store_errors
 from ingero.recording.store.reader import load_recording
-from ingero.recording.store.typed import is_of
+from ingero.recording.store.typed import keep_typed
 from ingero.units import NS_PER_S, parse_duration
 
 _SPAN: Final = "SELECT (SELECT min(timestamp) FROM events), (SELECT max(timestamp) FROM events)"
@@ -89,14 +89,15 @@ def find_span(path: Path) -> tuple[int, int]:
 
 def read_span(connection: sqlite3.Connection) -> tuple[int, int]:
     """`find_span` of an open recording; what is no time is left out."""
-    first, last = connection.execute(_SPAN).fetchone()
-    if not (is_of(first, TIMES) and is_of(last, TIMES)):
-        first, last = connection.execute(
+    found, _ = keep_typed(connection.execute(_SPAN), (TIMES, TIMES))
+    if not found:
+        every = connection.execute(
             "SELECT min(timestamp), max(timestamp) FROM events "
             "WHERE typeof(timestamp) = 'integer' AND timestamp BETWEEN ? AND ?",
             TIMES,
-        ).fetchone()
-    return (first, last) if first is not None else (0, 0)
+        )
+        found, _ = keep_typed(every, (TIMES, TIMES))
+    return found[0] if found else (0, 0)
 
 
 def _parse_length(text: str, option: str) -> int:

@@ -9,6 +9,7 @@ from hashlib import sha256
 from typing import Final
 
 from ingero.recording.store.files import table_columns
+from ingero.recording.store.typed import INT64, check_typed
 
 _FIRST_EVENT: Final = ("id", "timestamp", "pid", "tid", "source", "op", "duration")
 _DERIVED: Final = "x"
@@ -59,10 +60,14 @@ def read_parts(
     Args:
         connection: The file.
         given_node: Node for rows that carry none, where this file's rows do not.
+
+    Raises:
+        sqlite3.DatabaseError: The file is damaged where it says so.
     """
     rows: list[tuple[str, str, int, int]] = []
     if table_columns(connection, "recordings"):
         rows = connection.execute("SELECT id, node, events, calls FROM recordings").fetchall()
+        check_typed(rows, (str, str, INT64, INT64), "what recordings it holds")
     merged = {
         Part(id_, node): SourceState(events, calls)
         for id_, node, events, calls in rows

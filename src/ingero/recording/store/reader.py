@@ -65,20 +65,23 @@ def read_unprobed(path: Path) -> tuple[Unprobed, ...]:
         StoreError: The file cannot be read as a recording.
     """
     with open_recording(path) as connection, store_errors(path):
-        found = list(_select_unprobed(connection))
+        found, _ = _select_unprobed(connection)
     has_nodes = len({one.node for one in found}) > 1
     return tuple(one if has_nodes else replace(one, node="") for one in found)
 
 
-def _select_unprobed(connection: sqlite3.Connection) -> Iterator[Unprobed]:
+def _select_unprobed(connection: sqlite3.Connection) -> tuple[list[Unprobed], int]:
+    """Libraries, and how many rows could not be read."""
     if not table_columns(connection, "unprobed"):
-        return
-    rows = connection.execute(
-        "SELECT pid, path, reason, until, node FROM unprobed ORDER BY since, pid"
-    )
-    for pid, path, reason, until, node in rows:
-        why = f"{reason}; probed later" if until else str(reason)
-        yield Unprobed(int(pid), str(path), why, str(node))
+        return [], 0
+    columns: dict[str, Kind] = {
+        "pid": INT64, "path": str, "reason": str, "until": INT64, "node": str,
+    }  # fmt: skip
+    rows, n_damaged = select_typed(connection, "unprobed", columns, order="since, pid")
+    return [
+        Unprobed(pid, path, f"{reason}; probed later" if until else reason, node)
+        for pid, path, reason, until, node in rows
+    ], n_damaged
 
 
 def _select_unwritten(connection: sqlite3.Connection) -> tuple[list[tuple[Any, ...]], int]:
@@ -149,7 +152,7 @@ class _Loader:
             for name in names
             if dtype.fields is not None
         }
-        rows, n_damaged = select_typed(self._connection, table, kinds)
+        rows, n_damaged = select_typed(self._connection, table, kinds, has_nulls=True)
         self._n_damaged += n_damaged
         if "node" in names:
             at = names.index("node")
@@ -168,7 +171,7 @@ class _Loader:
         if {"pid", "name"} <= set(columns):
             node = "node" if "node" in columns else "''"
             kinds: dict[str, Kind] = {node: str, "pid": INT64, "name": str}
-            rows, n_damaged = select_typed(self._connection, "process_names", kinds)
+            rows, n_damaged = select_typed(self._connection, "process_names", kinds, has_nulls=True)
             self._n_damaged += n_damaged
             for node_name, pid, name in rows:
                 if not self._selection.is_chosen(node_name):
@@ -241,19 +244,21 @@ class _Loader:
         names = [name for name in _SESSION_COLUMNS if name in present]
         if not names:
             return
+        if "started_at" not in names:  # SQL would also take a name in other letters
+            raise sqlite3.DatabaseError("sessions has no column started_at")
         kinds: dict[str, Kind] = {
             name: INT64 if name in _SESSION_NUMBERS else str for name in names
         }
         rows, n_damaged = select_typed(self._connection, "sessions", kinds, order="started_at")
         self._n_damaged += n_damaged
         for row in rows:
-            if None in row:
-                continue
             fields = {_SESSION_COLUMNS[name]: value for name, value in zip(names, row, strict=True)}
             yield Session(**{"node": "", **fields})
 
     def _iter_unprobed(self) -> Iterator[Unprobed]:
-        for one in _select_unprobed(self._connection):
+        found, n_damaged = _select_unprobed(self._connection)
+        self._n_damaged += n_damaged
+        for one in found:
             if self._selection.is_chosen(one.node) and (
                 not self._selection.wanted.pids or one.pid in {0, *self._selection.wanted.pids}
             ):
