@@ -112,3 +112,26 @@ def test_any_byte_changed_or_cut(cut, flip, bit, as_json):
 )
 def test_any_text_beside_the_dumps(text, name):
     ask({"dump_0": pickle.dumps(GLOO), name: text.encode(errors="replace")})
+
+
+@pytest.mark.parametrize("n_groups", [4, 5])
+def test_sizes_of_many_default_communicators_take_no_memory_without_end(tmp_path, n_groups):
+    entries = [
+        GLOO["entries"][0]
+        | {
+            "process_group": (f"{name}", "default_pg"),
+            "input_sizes": [[1]],
+            "output_sizes": [[10**6]],
+        }
+        | {"pg_id": name, "record_id": name}
+        for name in range(n_groups)
+    ]
+    (tmp_path / "dump_0").write_bytes(pickle.dumps(GLOO | {"entries": entries}))
+    if n_groups < 5:
+        (state,) = read_job(tmp_path)
+        assert [len(group.ranks) for group in state.groups.values()] == [10**6] * n_groups
+    else:
+        with pytest.raises(
+            BadDataError, match=f"{tmp_path}: default communicators with 5000000 members"
+        ):
+            read_job(tmp_path)

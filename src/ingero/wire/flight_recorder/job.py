@@ -20,6 +20,8 @@ _STACK_NAME: Final = re.compile(r"(\d+)\.(?:txt|stack)$")
 _PAGES: Final = frozenset({".html", ".htm"})
 _DEFAULT_GROUP: Final = "default_pg"
 MAX_RANKS: Final = 1_000_000
+_MAX_MEMBERS: Final = 4 * MAX_RANKS
+"""Of all default communicators: one is as large as a size in a dump says, and a job that begins again has some."""
 
 
 @dataclass(slots=True)
@@ -85,7 +87,8 @@ def read_job(directory: Path, n_ranks: int | None = None) -> list[RankState]:
         default one has every rank, and any other those ranks that used it.
 
     Raises:
-        BadDataError: No dump, two of one rank, or one that cannot be read; the message names the file.
+        BadDataError: No dump, two of one rank, one that cannot be read, or more members of communicators than any job
+            has; the message names the file or the directory.
     """
     _refuse_partial(directory)
     folder = _Folder()
@@ -103,7 +106,10 @@ def read_job(directory: Path, n_ranks: int | None = None) -> list[RankState]:
     for path in _files(directory):
         if path.suffix in {".txt", ".stack"}:
             _add_stacks(folder, path)
-    return _join(folder, n_ranks)
+    try:
+        return _join(folder, n_ranks)
+    except BadDataError as error:
+        raise BadDataError(f"{directory}: {error.message}") from error
 
 
 def _refuse_partial(directory: Path) -> None:
@@ -213,11 +219,15 @@ def _gather_groups(folder: _Folder, n_ranks: int | None) -> dict[str, StoppedGro
         for name, size in dump.sizes.items():
             sizes[name] = max(size, sizes.get(name, 0))
     gathered = {}
+    n_named = 0
     for name, members in users.items():
         n_members = sizes.get(name)
         if descriptions[name] == _DEFAULT_GROUP:
             known = max(n_members or 0, n_ranks or 0, len(folder.asked))
             n_all = min(MAX_RANKS, max(known, *(rank + 1 for rank in folder.dumps)))
+            n_named += n_all
+            if n_named > _MAX_MEMBERS:
+                raise BadDataError(f"default communicators with {n_named} members and more")
             world = StoppedGroup(
                 name, tuple(range(n_all)), descriptions[name], is_whole=known == n_all
             )
