@@ -68,7 +68,7 @@ def build_command(
         checks: Patterns of the checks to run; all without any.
     """
     host = platform.machine()
-    words = " ".join(("supported" if machine.is_supported else "refused", *checks))
+    words = " ".join((machine.checks, *checks))
     triplet = f"{host}-linux-gnu"
     libraries = [emulator / "lib" / triplet, emulator / "usr/lib" / triplet]
     return [

@@ -65,15 +65,18 @@ def build_image(machine: Machine, cache: Path, apt: Apt) -> Image:
     Raises:
         FetchError: Something could not be fetched.
     """
-    base = _build_base(machine.arch, cache, apt)
+    own = apt.resolve(*_PACKAGES)
+    base = _build_base(machine.arch, own, cache, apt)
+    more = [one for one in apt.resolve(*_PACKAGES, *machine.programs) if one not in own]
     resolved = apt.resolve(machine.package, suite=machine.suite)
     packages = [one for one in resolved if _KERNEL_PACKAGE.match(one.name)]
     folder = cache / "boot" / machine.name
     folder.mkdir(parents=True, exist_ok=True)
-    kernel, modules = _unpack_kernel(apt.download(packages), folder)
+    kernel, modules = _unpack_kernel(apt.download(packages), folder, (*_MODULES, *machine.modules))
     initrd = folder / "initrd.cpio"
     shutil.copyfile(base, initrd)
     with initrd.open("ab") as stream:
+        _write_programs(stream, apt.download(more))
         _write_overlay(stream, machine.arch, modules, _compile_chain(machine.arch, folder))
     return Image(kernel, initrd, _find_release(packages))
 
@@ -97,9 +100,8 @@ def _find_release(packages: Iterable[Package]) -> str:
     return max((one.version for one in packages), key=len, default="")
 
 
-def _build_base(arch: str, cache: Path, apt: Apt) -> Path:
+def _build_base(arch: str, packages: list[Package], cache: Path, apt: Apt) -> Path:
     """The part that is the same until a package changes."""
-    packages = apt.resolve(*_PACKAGES)
     wheels = fetch_wheels(cache, arch)
     parts = [
         *(one.file for one in packages),
@@ -141,7 +143,9 @@ def _open_deb(file: Path) -> BinaryIO:
     return io.BytesIO(result.stdout)
 
 
-def _unpack_kernel(packages: list[Path], folder: Path) -> tuple[Path, list[bytes]]:
+def _unpack_kernel(
+    packages: list[Path], folder: Path, wanted: Iterable[str]
+) -> tuple[Path, list[bytes]]:
     """The kernel and, in the order in which they are loaded, the modules that the checks need."""
     kernel = folder / "vmlinuz"
     found: dict[str, bytes] = {}
@@ -164,10 +168,10 @@ def _unpack_kernel(packages: list[Path], folder: Path) -> tuple[Path, list[bytes
     if not is_found:
         names = ", ".join(path.name for path in packages)
         raise FetchError(f"there is no kernel in {names or 'no package at all'}")
-    return kernel, _order_modules(found)
+    return kernel, _order_modules(found, wanted)
 
 
-def _order_modules(packed: dict[str, bytes]) -> list[bytes]:
+def _order_modules(packed: dict[str, bytes], wanted: Iterable[str]) -> list[bytes]:
     ordered: dict[str, bytes] = {}
 
     def add(name: str) -> None:
@@ -181,9 +185,18 @@ def _order_modules(packed: dict[str, bytes]) -> list[bytes]:
             add(need.replace("-", "_"))
         ordered[name] = data
 
-    for name in _MODULES:
+    for name in wanted:
         add(name)
     return list(ordered.values())
+
+
+def _write_programs(stream: BinaryIO, files: list[Path]) -> None:
+    """What only some machines have."""
+    archive = Archive(stream)
+    archive.add_layout()  # a package's folder would take the place of a link
+    for file in files:
+        _add_deb(archive, file)
+    archive.close()
 
 
 def _write_overlay(stream: BinaryIO, arch: str, modules: list[bytes], chain: Path) -> None:

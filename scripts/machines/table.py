@@ -29,6 +29,7 @@ _FAMILIES: Final = {
     "fleet-push": "`fleet-push`",
     "up": "`up`",
     "look": "a look at one process",
+    "rdma": "causes over RDMA",
     "caps": "sets of capabilities",
     "setting": "settings of distributions",
 }

@@ -3,12 +3,17 @@
 import pytest
 from scripts.machines.catalog import MACHINES, choose_machines
 from scripts.machines.fetch import Apt, FetchError, Package, parse_uris, run_tool
+from scripts.machines.guest.checks import KINDS
 
 
 def test_machines_are_chosen_by_names_and_patterns_in_the_catalogue_s_order():
     assert choose_machines("") == MACHINES
     chosen = choose_machines("6.12-x86_64,6.1-*")
     assert [machine.name for machine in chosen] == ["6.1-x86_64", "6.12-x86_64", "6.1-aarch64"]
+
+
+def test_what_is_to_be_checked_on_a_machine_is_known_to_its_guest():
+    assert {machine.checks for machine in MACHINES} == KINDS.keys()
 
 
 def test_a_pattern_that_matches_nothing_is_refused_with_the_names_there_are():

@@ -15,7 +15,7 @@ from fnmatch import fnmatchcase
 from functools import partial
 from typing import Final
 
-from scripts.machines.guest import cluster, filters, looks, privileges, stacks, traced
+from scripts.machines.guest import cluster, filters, looks, privileges, rdma, stacks, traced
 from scripts.machines.guest.probing import (
     check_prerequisites,
     check_refusal,
@@ -51,7 +51,11 @@ SUPPORTED: Final[Mapping[str, Check]] = {
     **{f"caps: {name}": partial(privileges.check_set, name) for name in privileges.SETS},
     **{f"setting: {name}": partial(privileges.check_setting, name) for name in privileges.SETTINGS},
 }
-REFUSED: Final[Mapping[str, Check]] = {"refused": check_refusal}
+KINDS: Final[Mapping[str, Mapping[str, Check]]] = {
+    "supported": SUPPORTED,
+    "refused": {"refused": check_refusal},
+    "rdma": {f"rdma: {name}": check for name, check in rdma.CHECKS.items()},
+}
 
 
 def tell(**facts: object) -> None:
@@ -60,8 +64,8 @@ def tell(**facts: object) -> None:
 
 
 def main(kind: str, *patterns: str) -> None:
-    """Run the checks of a supported machine, or of one that must be refused; all of them, or those of the patterns."""
-    known = SUPPORTED if kind == "supported" else REFUSED
+    """Run the checks of a kind of machine; all of them, or those of the patterns."""
+    known = KINDS[kind]
     checks = {
         name: check
         for name, check in known.items()
