@@ -196,6 +196,20 @@ def test_a_row_with_text_where_a_number_must_be_is_left_out_and_counted(tmp_path
     )
 
 
+@pytest.mark.parametrize("column", ["reason", "arg2", "duration"])
+def test_a_row_with_null_where_the_schema_has_none_is_left_out_and_counted(tmp_path, column):
+    path = tmp_path / "r.db"
+    written(path, arg3=[1, 2, 3])
+    strict = f"{column} INTEGER NOT NULL"
+    write = "UPDATE sqlite_master SET sql = replace(sql, '{}', '{}') WHERE name = 'events'"
+    change(path, "PRAGMA writable_schema = 1", write.format(strict, f"{column} INTEGER     NULL"))
+    change(path, f"UPDATE events SET {column} = NULL WHERE rowid = 2")
+    change(path, "PRAGMA writable_schema = 1", write.format(f"{column} INTEGER     NULL", strict))
+    loaded = load_recording(path)
+    assert loaded.events["arg3"].tolist() == [1, 3]
+    assert loaded.n_damaged == 1
+
+
 @pytest.mark.parametrize(
     ("column", "value"),
     [

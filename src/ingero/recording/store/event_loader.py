@@ -180,11 +180,11 @@ class EventLoader:
         return _normalise(events)
 
     def _where_whole(self, sql_by_field: dict[str, str]) -> str:
-        """A condition that only rows made of integers meet."""
+        """A condition that only rows made of integers meet; where the schema admits no NULL, a damaged row has one."""
         terms = [
-            f"typeof({name}) IN ('integer', '{'integer' if name in NEEDED else 'null'}')"
-            for name in (*_FIELDS, *(("stack_hash",) if "stack_hash" in sql_by_field else ()))
-            if name in self._selection.columns
+            f"typeof({name}) IN ('integer', '{'integer' if sql == name else 'null'}')"
+            for name, field in {**_FIELDS, "stack_hash": "stack_hash"}.items()
+            if (sql := sql_by_field.get(field))
         ]
         if "node" in sql_by_field:
             terms.append(f"{sql_by_field['node']} IS NOT NULL")
