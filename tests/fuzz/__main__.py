@@ -19,8 +19,8 @@ from tests.fuzz.targets import DATA, list_targets
 
 KEPT = DATA / "fuzz"
 MEMORY_BYTES = 4 << 30
-_SILENT_S = 30.0
-"""A process that takes no further body for this long is stuck where no signal reaches it."""
+_SILENT_S = 300.0
+"""A process that takes no further body for this long is stuck where no signal reaches it; to start takes long under load."""
 
 
 def main() -> int:
@@ -78,7 +78,11 @@ def _watch(name: str, n_bodies: int, seed: int) -> bool:
         note = Path(shared.name).read_bytes()
     if status:
         size = int.from_bytes(note[8:16], "little")
-        _keep(name, note[16 : 16 + size], f"the process ended with {status}")
+        _keep(
+            name,
+            note[16 : 16 + size],
+            f"the process ended with {status}; -9 where it took no further body for {_SILENT_S:.0f} s",
+        )
         return False
     outcome = json.loads(said)
     seconds = time.monotonic() - began
