@@ -117,6 +117,8 @@ def test_question_about_something_else_comes_back_and_older_agents_cannot_read_i
         write_request(REQUEST) + "&peers_work=0,1,1,1,1,1,,0,2,0",
         write_request(REQUEST) + "&peers_work=50,1,1,-1,1,1,,0,2,0",
         write_request(REQUEST) + "&peers_work=50,1,1,1,1,1,,0,2,21",
+        write_request(REQUEST) + f"&peers_work={10**400},1,1,1,1,1,,0,2,0",
+        write_request(REQUEST) + f"&peers_work=50,1,1,1,1,1,,0,{10**400},0",
     ],
 )
 def test_question_that_cannot_be_bounded_is_none(text):
@@ -205,6 +207,7 @@ def test_answer_about_work_comes_back_as_it_was_built(answer, content_type):
         replace(PEER_WORK, rank=Rank("c", "", 3)),
         replace(PEER_WORK, rank=Rank("c", "m", 1 << 25)),
         replace(PEER_WORK, rates=replace(PEER_WORK.rates, n_ops=0)),
+        replace(PEER_WORK, rates=replace(PEER_WORK.rates, n_ops=10**400)),
         replace(PEER_WORK, rates=replace(PEER_WORK.rates, computing_ns=-1e6)),
     ],
 )
