@@ -29,7 +29,7 @@ COMMAND_LINES = yaml.safe_load((Path(__file__).parents[1] / "data/old_options.ya
 def run(*args, **more):
     return subprocess.run(
         [sys.executable, "-m", "ingero", *map(str, args)],
-        capture_output=True, text=True, timeout=60, check=False, **more,
+        capture_output=True, text=True, timeout=120, check=False, **more,
     )  # fmt: skip
 
 
@@ -264,5 +264,5 @@ def test_sink_takes_one_dash_and_serves(tmp_path):
             assert "serving http://127.0.0.1:" in process.stderr.readline()
         finally:
             process.terminate()
-            assert process.wait(30) == 0
+            assert process.wait(120) == 0
             process.stderr.close()

@@ -11,7 +11,7 @@ INGERO = [sys.executable, "-m", "ingero"]
 def shell(line):
     return subprocess.run(
         ["/bin/bash", "-o", "pipefail", "-c", line.replace("ingero", " ".join(INGERO), 1)],
-        capture_output=True, text=True, timeout=60, check=False,
+        capture_output=True, text=True, timeout=120, check=False,
     )  # fmt: skip
 
 
@@ -89,7 +89,7 @@ sys.exit(run_program(command))
 """)  # fmt: skip
     done = subprocess.run(
         [sys.executable, "-m", "interrupted"],
-        cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False,
+        cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False,
     )  # fmt: skip
     assert (done.returncode, done.stderr.strip()) == (status, said)
 
@@ -100,7 +100,7 @@ def test_failure_without_an_interrupt_keeps_its_status():
         "run_program(click.Command('x', callback=lambda: 1 / 0), [])"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False
     )
     assert done.returncode == 1
     assert "ZeroDivisionError" in done.stderr

@@ -53,7 +53,7 @@ class Agents:
 
     def __init__(self, fleet):
         self.fleet = fleet
-        self.client = httpx.Client(timeout=30, follow_redirects=False)
+        self.client = httpx.Client(timeout=120, follow_redirects=False)
 
     @property
     def push_url(self):

@@ -51,7 +51,7 @@ class Prometheus:
 
     def stop(self):
         self._process.terminate()
-        self._process.wait(30)
+        self._process.wait(120)
 
     def query(self, expression):
         """Value of each series of the result, by its labels as JSON."""
@@ -139,4 +139,4 @@ def serve_config(folder, config, *flags, binary="prometheus"):
         yield Prometheus(f"http://{wait_until(find_address)}", process)
     finally:
         process.terminate()
-        process.wait(30)
+        process.wait(120)

@@ -45,11 +45,11 @@ def test_episode_of_an_agent_becomes_one_incident_that_resolves(tmp_path, collec
         stream.publish(ended)
         requests = collector.wait_for(2)
         process.send_signal(signal.SIGTERM)
-        assert process.wait(20) == 0
+        assert process.wait(120) == 0
         assert process.stderr is not None
         process.stderr.close()
         stream.close()
-        thread.join(10)
+        thread.join(120)
     bodies = [json.loads(request.body) for request in requests]
     assert [(body["action"], body["episode"]) for body in bodies] == [
         ("trigger", "e1"),
@@ -89,7 +89,7 @@ def test_existing_agent_with_an_id_a_tick_is_one_incident_that_resolves(tmp_path
             while 'sent_total{receiver="webhook"} 3' not in page or "bad_lines_total 1" not in page:
                 page = httpx.get(address).text
     process.send_signal(signal.SIGTERM)
-    assert process.wait(20) == 0
+    assert process.wait(120) == 0
     process.stderr.close()
     bodies = [json.loads(request.body) for request in requests]
     assert [(body["action"], body["episode"], body["node_id"]) for body in bodies] == [
@@ -106,6 +106,6 @@ def test_wrong_configuration_ends_with_status_2_and_says_why(tmp_path):
     config = tmp_path / "config.json"
     config.write_text('{"uds_path": "/s", "slack": {"webhook": "x"}}')
     process = start(config)
-    _, said = process.communicate(timeout=30)
+    _, said = process.communicate(timeout=120)
     assert process.returncode == 2
     assert "slack.webhook" in said

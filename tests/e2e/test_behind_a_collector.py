@@ -56,11 +56,11 @@ def run_rotel(folder, fleet, protocol):
             except httpx.TransportError:
                 assert process.poll() is None, (folder / "out").read_text()
 
-        wait_until(answers, 30)
+        wait_until(answers)
         yield url
     finally:
         process.terminate()
-        process.wait(30)
+        process.wait(120)
 
 
 @pytest.fixture

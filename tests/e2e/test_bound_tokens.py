@@ -88,5 +88,5 @@ def test_grpc_answers_permission_denied(agents):
     with grpc.insecure_channel(agents.fleet.addresses["receivers.otlp grpc"]) as channel:
         stub = MetricsServiceStub(channel)
         with pytest.raises(grpc.RpcError) as refused:
-            stub.Export(export.message, timeout=30, metadata=[("authorization", "Bearer mine")])
+            stub.Export(export.message, timeout=120, metadata=[("authorization", "Bearer mine")])
     assert refused.value.code() is grpc.StatusCode.PERMISSION_DENIED

@@ -60,7 +60,7 @@ def test_a_prometheus_that_is_away_is_seen_in_health_and_on_pages(tmp_path):
             (sent,), (scraped,) = state["exporters"], state["scraped"]
             return sent["n_sent"] and scraped["interval_s"] and state["degraded"] == []
 
-        wait_until(is_well, 60)
+        wait_until(is_well)
         prometheus.stop()
         push(fleet)
         found = wait_until(lambda: len(state := read_state(fleet)["degraded"]) == 2 and state, 60)

@@ -39,7 +39,7 @@ def ask(echo, tool, **args):
         f"{echo.url}/api/v2/tools/fleet.cluster.{tool}",
         json={"args": args},
         headers={"authorization": f"Bearer {TOKEN}"},
-        timeout=30,
+        timeout=120,
     )
     assert answer.status_code == 200, answer.text
     return answer.json()["result"]

@@ -41,7 +41,7 @@ def fleet():
                 "amount"
             )
 
-        wait_until(judged, 60)
+        wait_until(judged)
         yield site
         agents.client.close()
 

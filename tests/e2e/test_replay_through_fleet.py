@@ -127,7 +127,7 @@ def test_over_a_stream_the_answer_is_the_same_and_a_judge_that_takes_over_keeps_
 def ask_verdicts(fleet, cluster):
     """Every verdict on a cluster as it leaves Fleet; none before Fleet knows the cluster."""
     page = httpx.get(
-        fleet.url(ADMIN, "/api/v1/admin/verdicts"), params={"cluster_id": cluster}, timeout=30
+        fleet.url(ADMIN, "/api/v1/admin/verdicts"), params={"cluster_id": cluster}, timeout=120
     )
     return page.json()["clusters"][0]["verdicts"] if page.is_success else []
 
@@ -198,14 +198,14 @@ def test_interrupt_ends_the_replay_and_its_fleet():
     _, said = run.communicate(timeout=90)
     assert run.returncode == 130, said
     assert "Traceback" not in said
-    _, alive = psutil.wait_procs(children, timeout=15)
+    _, alive = psutil.wait_procs(children, timeout=120)
     assert not alive
 
 
 def test_fleet_that_is_not_there_is_named_with_the_next_step():
     run = subprocess.run(
         [*INGERO, "replay", "AR", "--fleet", "http://127.0.0.1:9", "--speed", "10000"],
-        capture_output=True, text=True, timeout=60, check=False,
+        capture_output=True, text=True, timeout=120, check=False,
     )  # fmt: skip
     assert run.returncode == 1
     assert "did not take a push" in run.stderr

@@ -79,7 +79,7 @@ class Site:
                 patch.setenv(name, value)
             self.fleet = stack.enter_context(run_fleet(build_fleet_config(nccl=nccl)))
         self.relay = stack.enter_context(Relay(self.fleet.addresses[HTTP]))
-        self.client = stack.enter_context(httpx.Client(timeout=30))
+        self.client = stack.enter_context(httpx.Client(timeout=120))
         self.looks = {name: [] for name in NODES}
         self.job = stack.enter_context(Job(JobSettings(N_RANKS, folder, has_reports=True)))
         self.agents = [self._start_agent(rank, stack) for rank in range(N_RANKS)]

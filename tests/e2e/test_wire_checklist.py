@@ -60,7 +60,7 @@ def settle(agents, cluster, n_nodes=5, score=0.94, **more):
 
 def test_01_push_over_a_kept_connection_is_answered_200_under_a_prefix_too(agents):
     host, port = agents.fleet.addresses["receivers.otlp http"].split(":")
-    connection = http.client.HTTPConnection(host, int(port), timeout=30)
+    connection = http.client.HTTPConnection(host, int(port), timeout=120)
     connection.connect()
     first_socket = connection.sock
     for path in ("/v1/metrics?cluster_id=p01", "/api/v1/metrics?cluster_id=p01", "/v1/metrics"):
@@ -194,12 +194,12 @@ def test_06_grpc_answers_carry_the_same_in_metadata(agents):
     )
     with grpc.insecure_channel(agents.fleet.addresses["receivers.otlp grpc"]) as channel:
         stub = MetricsServiceStub(channel)
-        _, call = stub.Export.with_call(export.message, timeout=30)
+        _, call = stub.Export.with_call(export.message, timeout=120)
         known = dict(call.initial_metadata())
         export = decode_export(
             json.dumps(health("n0", cluster="p06-new")).encode(), Signal.METRICS, "application/json"
         )
-        _, call = stub.Export.with_call(export.message, timeout=30)
+        _, call = stub.Export.with_call(export.message, timeout=120)
         unknown = dict(call.initial_metadata())
     assert (known["ingero-threshold"], known["ingero-quorum-met"]) == ("0.890000", "true")
     assert not {"ingero-threshold", "ingero-quorum-met"} & unknown.keys()
@@ -277,7 +277,7 @@ def test_13_overload_is_answered_429_with_a_small_whole_number_of_seconds():
     config["receivers"]["otlp"]["protocols"]["http"]["max_in_flight"] = 1
     with fleet_and_agents(config) as agents:
         host, port = agents.fleet.addresses["receivers.otlp http"].split(":")
-        with socket.create_connection((host, int(port)), timeout=30) as slow:
+        with socket.create_connection((host, int(port)), timeout=120) as slow:
             slow.sendall(
                 b"POST /v1/metrics HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
                 b"Content-Length: 100000\r\n\r\n{"

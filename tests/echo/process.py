@@ -65,21 +65,21 @@ class Served:
 
             body, headers["content-type"] = msgspec.json.encode(body), "application/json"
         url = f"http://127.0.0.1:{self.otlp}/v1/{signal}"
-        return httpx.post(url, content=body, headers=headers, timeout=20, **more)
+        return httpx.post(url, content=body, headers=headers, timeout=120, **more)
 
     def call(self, body, signal="metrics", token=OPERATOR, **metadata):
         """OTLP/gRPC with a real client; the response's bytes, or grpc.RpcError."""
         with grpc.insecure_channel(f"127.0.0.1:{self.grpc}") as channel:
             export = channel.unary_unary(f"/{SERVICES[signal]}/Export")
             given = [("authorization", f"Bearer {token}")] if token else []
-            return export(body, metadata=[*given, *metadata.items()], timeout=20)
+            return export(body, metadata=[*given, *metadata.items()], timeout=120)
 
     def sql(self, text, token=OPERATOR):
         answer = httpx.post(
             f"http://127.0.0.1:{self.api}/api/v2/sql",
             json={"sql": text, "time_window": "99d"},
             headers={"authorization": f"Bearer {token}"},
-            timeout=30,
+            timeout=120,
         )
         assert answer.status_code == 200, answer.text
         return answer.json()["rows"]

@@ -54,7 +54,7 @@ class Served:
     def end(self):
         if self.process.poll() is None:
             self.process.terminate()
-        status = self.process.wait(60)
+        status = self.process.wait(120)
         self.process.stdout.close()
         return status
 
@@ -63,7 +63,7 @@ class Served:
             f"http://127.0.0.1:{self.otlp}/v1/{signal.value}",
             content=export.message.SerializeToString(),
             headers={"authorization": f"Bearer {token}", "content-type": "application/x-protobuf"},
-            timeout=60,
+            timeout=120,
         )
 
     def post(self, path, content, token=ALL, **headers):
@@ -75,12 +75,12 @@ class Served:
                 "content-type": "application/json",
                 **headers,
             },
-            timeout=60,
+            timeout=120,
         )
 
     def get(self, path, token=ALL, **headers):
         given = {"authorization": f"Bearer {token}"} if token else {}
-        return httpx.get(f"{self.url}{path}", headers=given | headers, timeout=60)
+        return httpx.get(f"{self.url}{path}", headers=given | headers, timeout=120)
 
     def sql(self, text, token=ALL, **more):
         return self.post("/api/v2/sql", json.dumps({"sql": text, **more}), token)

@@ -65,7 +65,7 @@ class Site:
                 content=body,
                 headers={"content-type": "application/json", **given},
                 verify=context,
-                timeout=20,
+                timeout=120,
             ).status_code
         except httpx.TransportError:
             answer = None
@@ -75,7 +75,7 @@ class Site:
         with grpc.secure_channel(str(self.echo.at.otlp_grpc), credentials) as channel:
             send = channel.unary_unary(f"/{SERVICES['metrics']}/Export")
             try:
-                send(export, metadata=list(given.items()), timeout=20)
+                send(export, metadata=list(given.items()), timeout=120)
             except grpc.RpcError as error:
                 return answer, error.code()
         return answer, grpc.StatusCode.OK

@@ -80,7 +80,7 @@ def serve_once(db, token_file, *more):
     """A serve that has to refuse."""
     args = ["serve", "--insecure-no-tls", "--db", db, *ADDRESSES, "--auth-token-file", token_file]
     command = [str(ECHO), *map(str, args), *map(str, more)]
-    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
 
 
 # What needs no extension.
@@ -262,7 +262,7 @@ def test_a_tenant_reaches_neither_the_key_nor_the_file(tmp_path, token_file, key
         "SET force_mbedtls_unsafe = 'true'",
     ):
         url = f"http://127.0.0.1:{echo.api}/api/v2/sql"
-        answer = httpx.post(url, json={"sql": sql}, headers=headers, timeout=30)
+        answer = httpx.post(url, json={"sql": sql}, headers=headers, timeout=120)
         assert answer.status_code == 400, (sql, answer.text)
         assert KEY.decode() not in answer.text
     metrics = httpx.get(f"http://127.0.0.1:{echo.api}/metrics", headers=headers).text

@@ -137,7 +137,7 @@ def test_unauthenticated_grpc_messages_are_not_read(start):
         with grpc.insecure_channel(f"127.0.0.1:{echo.grpc}") as channel:
             export = channel.unary_unary(f"/{SERVICES['metrics']}/Export")
             try:
-                export(b"x" * (31 * 1000 * 1000), timeout=60)
+                export(b"x" * (31 * 1000 * 1000), timeout=120)
             except grpc.RpcError as error:
                 return error.code()
 

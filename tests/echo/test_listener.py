@@ -196,7 +196,7 @@ def test_a_drain_does_not_wait_for_an_mcp_stream_and_leaves_no_traceback(tmp_pat
     echo = Served(tmp_path, drain="20s")
 
     async def scenario():
-        async with httpx.AsyncClient(timeout=60) as client:
+        async with httpx.AsyncClient(timeout=120) as client:
             headers = {"authorization": f"Bearer {ONE}", "accept": "text/event-stream"}
             async with client.stream("GET", f"{echo.url}/mcp", headers=headers) as stream:
                 assert stream.status_code == 200
@@ -232,7 +232,7 @@ def test_a_drain_ends_what_does_not_end_by_itself_when_its_time_is_over(tmp_path
 def test_the_official_client_works_through_all_of_this(echo):
     async def scenario():
         headers = {"authorization": f"Bearer {ONE}"}
-        async with httpx.AsyncClient(headers=headers, timeout=60) as http:
+        async with httpx.AsyncClient(headers=headers, timeout=120) as http:
             transport = streamable_http_client(f"{echo.url}/mcp", http_client=http)
             async with Client(transport) as client:
                 tools = await client.list_tools()

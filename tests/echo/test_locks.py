@@ -76,7 +76,7 @@ def test_seven_backups_under_load_leave_both_locks_and_nobody_else_gets_in(tmp_p
             [acknowledged[0]] * 2
         ]
         echo.process.send_signal(signal.SIGTERM)
-        assert echo.process.wait(30) == 0
+        assert echo.process.wait(120) == 0
     assert locks(Path(f"{echo.db}.lock")) == set()
 
 

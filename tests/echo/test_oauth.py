@@ -25,7 +25,7 @@ def served(folder, issuer):
 def list_tools(url, token):
     async def ask():
         headers = {"authorization": f"Bearer {token}"}
-        http = httpx2.AsyncClient(headers=headers, timeout=30)
+        http = httpx2.AsyncClient(headers=headers, timeout=120)
         async with http, Client(streamable_http_client(f"{url}/mcp", http_client=http)) as client:
             return [tool.name for tool in (await client.list_tools()).tools]
 

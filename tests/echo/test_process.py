@@ -48,7 +48,7 @@ class Echo:
         assert len(ports) == 4, self.log.read_text()
         _, self.otlp, self.api, self.health = (int(port) for port in ports)
 
-    def push(self, export, signal=Signal.METRICS, token=TOKEN, timeout=30):
+    def push(self, export, signal=Signal.METRICS, token=TOKEN, timeout=120):
         return httpx.post(
             f"http://127.0.0.1:{self.otlp}/v1/{signal.value}",
             content=export.message.SerializeToString(),
@@ -61,7 +61,7 @@ class Echo:
             f"http://127.0.0.1:{self.api}/api/v2/sql",
             json={"sql": text, "time_window": "99d"},
             headers={"authorization": f"Bearer {TOKEN}"},
-            timeout=30,
+            timeout=120,
         )
         assert answer.status_code == 200, answer.text
         return answer.json()["rows"]
@@ -72,7 +72,7 @@ class Echo:
 
     def end(self, how=signal.SIGTERM):
         self.process.send_signal(how)
-        status = self.process.wait(30)
+        status = self.process.wait(120)
         self.process.stdout.close()
         return status
 
@@ -183,7 +183,7 @@ def test_every_acknowledged_row_is_there_once_after_twenty_kills_under_several_s
         for sender in senders:
             sender.start()
         for _ in range(N_SENDERS * (1 + round_number % 4)):
-            assert acks.acquire(timeout=60)
+            assert acks.acquire(timeout=120)
         echo.process.kill()
         for sender in senders:
             sender.join()
@@ -389,7 +389,7 @@ def test_repair_cuts_a_damaged_log_and_keeps_a_copy_and_every_earlier_batch(tmp_
         capture_output=True,
         text=True,
         check=False,
-        timeout=60,
+        timeout=120,
     )
     assert refused.returncode == 4
     assert "ingero-echo repair" in refused.stderr

@@ -22,7 +22,7 @@ def push(echo, n, name):
         f"http://127.0.0.1:{echo.at.otlp_http.port}/v1/metrics",
         content=json.dumps(document),
         headers={"authorization": f"Bearer {ALL}", "content-type": "application/json"},
-        timeout=20,
+        timeout=120,
     )
 
 

@@ -41,7 +41,7 @@ def push(echo, document, token=ONE):
         f"http://127.0.0.1:{echo.at.otlp_http.port}/v1/metrics",
         content=json.dumps(document),
         headers={"authorization": f"Bearer {token}", "content-type": "application/json"},
-        timeout=20,
+        timeout=120,
     )
 
 
@@ -54,7 +54,7 @@ def call(echo, document, token=ONE):
             send(
                 export.message.SerializeToString(),
                 metadata=[("authorization", f"Bearer {token}")],
-                timeout=20,
+                timeout=120,
             )
         except grpc.RpcError as error:
             return error

@@ -58,7 +58,7 @@ def _body(value):
 
 def _push(fleet, value=1.0):
     where = fleet.addresses["receivers.otlp http"]
-    return httpx.post(f"http://{where}/v1/metrics", json=_body(value), timeout=30)
+    return httpx.post(f"http://{where}/v1/metrics", json=_body(value), timeout=120)
 
 
 def _scrape(fleet, name):
@@ -193,11 +193,11 @@ def test_a_reload_of_prices_and_thresholds_forgets_neither_scores_nor_evidence(t
         where = fleet.addresses["receivers.otlp http"]
         for index in range(6):
             body = health(f"n{index}", cluster="c")
-            httpx.post(f"http://{where}/v1/metrics", json=body, timeout=30)
+            httpx.post(f"http://{where}/v1/metrics", json=body, timeout=120)
         for run in job(slow=5):
             content = encode_protobuf(build_collectives([run], 1_795_230_273_280_661_023))
             headers = {"content-type": "application/x-protobuf"}
-            httpx.post(f"http://{where}/v1/logs", content=content, headers=headers, timeout=30)
+            httpx.post(f"http://{where}/v1/logs", content=content, headers=headers, timeout=120)
         wait_until(lambda: admin(fleet, "verdicts", cluster_id="job").is_success)
         config.write_text(
             JUDGING.replace("fallback_rate: 1.0", "fallback_rate: 2.0").replace("k: 2.0", "k: 3.0")

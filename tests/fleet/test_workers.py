@@ -76,7 +76,7 @@ def sum_points(agents):
 
 def post(agents, content, headers=JSON, query="", method="POST"):
     """One request on a connection of its own."""
-    connection = http.client.HTTPConnection(agents.fleet.addresses[HTTP], timeout=30)
+    connection = http.client.HTTPConnection(agents.fleet.addresses[HTTP], timeout=120)
     try:
         connection.request(method, f"/v1/metrics{query}", content, headers)
         answer = connection.getresponse()
@@ -106,7 +106,7 @@ def test_grpc_is_answered_through_the_judge_too(agents):
     content = json.dumps(health("n9", cluster="rpc")).encode()
     message = decode_export(content, Signal.METRICS, "application/json").message
     with grpc.insecure_channel(agents.fleet.addresses["receivers.otlp grpc"]) as channel:
-        _, call = MetricsServiceStub(channel).Export.with_call(message, timeout=30)
+        _, call = MetricsServiceStub(channel).Export.with_call(message, timeout=120)
     assert dict(call.initial_metadata())["ingero-threshold"] == "0.890000"
     assert read_series(agents, POINTS, transport="grpc") > 0
 
@@ -181,7 +181,7 @@ def test_a_worker_that_is_killed_is_replaced_and_nothing_acknowledged_is_lost():
         assert told(post(agents, bodies[0])) == (0.89, "true")
         left = list_workers(agents)
         agents.fleet.process.kill()
-        psutil.wait_procs(left, timeout=60)
+        psutil.wait_procs(left, timeout=120)
         assert not any(worker.is_running() for worker in left), "workers end with their judge"
 
 
@@ -208,7 +208,7 @@ def test_a_reload_keeps_scores_and_tokens_and_the_end_leaves_no_process(tmp_path
         workers = list_workers(agents)
         assert len(workers) == 2
         agents.fleet.signal(signal.SIGTERM)
-        assert agents.fleet.wait(60) == 0
+        assert agents.fleet.wait(120) == 0
         assert not any(worker.is_running() for worker in workers)
 
 

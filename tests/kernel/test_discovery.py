@@ -286,7 +286,7 @@ def test_a_fault_while_a_file_is_examined_leaves_no_process_that_waited_for_it_u
         with pytest.raises(RuntimeError, match="not foreseen"):
             discovery.examine(MappedFile(first))
         discovery.start()
-        wait_until(lambda: second.pid in met, 20)
+        wait_until(lambda: second.pid in met)
     assert discovery.unprobed == ()
 
 

@@ -60,7 +60,7 @@ def test_every_collective_of_every_rank_of_two_jobs_arrives_once_with_its_times(
         collector.wait_for(1)  # counts are read, so the probes wait
         settings = SimSettings("ranks", {"steps": STEPS, "wait_us": 1_000_000}, N_RANKS)
         with Simulation(settings) as one, Simulation(settings) as other:
-            accounts = one.wait(60), other.wait(60)
+            accounts = one.wait(120), other.wait(120)
         jobs = [{f"{rank['comm_hash']:016x}" for rank in ranks} for ranks in accounts]
         everything = {rank: list(range(1, STEPS + 3)) for rank in range(N_RANKS)}
         for comms in jobs:
@@ -68,7 +68,7 @@ def test_every_collective_of_every_rank_of_two_jobs_arrives_once_with_its_times(
             wait_until(lambda comms=comms: ranks_gone(collector, comms) == everything.keys())
     finally:
         agent.send_signal(signal.SIGTERM)
-        out, err = agent.communicate(timeout=30)
+        out, err = agent.communicate(timeout=120)
     assert agent.returncode == 0, err
     first, second = ({run.rank.worker for run in runs_on(collector, comms)} for comms in jobs)
     assert len(first) == len(second) == N_RANKS

@@ -45,7 +45,7 @@ def test_a_process_with_a_hidden_runtime_is_named_while_it_is_traced(tmp_path, i
         # It waits for its input meanwhile; what it prints goes to standard error, beside JSON.
         seen = iter(tracer.stderr.readline, "")
         errors = "".join(takewhile_through("names stripped" if is_stripped else "ready", seen))
-        rest, more = tracer.communicate("go\n", timeout=60)
+        rest, more = tracer.communicate("go\n", timeout=120)
     errors += more
     (coverage,) = [
         line for line in map(json.loads, rest.splitlines()) if line["type"] == "coverage"

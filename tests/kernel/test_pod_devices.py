@@ -78,7 +78,7 @@ def test_what_is_pushed_about_a_rank_in_a_pod_has_its_devices(collector, cgroup,
         wait_until(lambda: EXPECTED in find_resources(collector, read_gone), 60)
     finally:
         agent.send_signal(signal.SIGTERM)
-        _, err = agent.communicate(timeout=30)
+        _, err = agent.communicate(timeout=120)
     assert agent.returncode == 0, err
     assert "without devices" not in err
 

@@ -98,7 +98,7 @@ def test_signal_leaves_no_process_namespace_or_link(number, status):
     os.killpg(process.pid, number)
     process.stderr.read()
     process.stderr.close()
-    assert process.wait(60) == status
+    assert process.wait(120) == status
     assert leftovers(process.pid) == []
 
 

@@ -101,4 +101,4 @@ def test_device_times_replace_the_hosts_and_nothing_is_counted_twice(collector, 
     finally:
         for process in (job, agent):
             process.send_signal(signal.SIGINT)
-            process.communicate(timeout=20)
+            process.communicate(timeout=120)

@@ -55,7 +55,7 @@ class RealSite:
             (*_, last) = self.tests()
             return last if last.outcome else None
 
-        return wait_until(find_ended, 60)
+        return wait_until(find_ended)
 
     def states(self):
         return [one.state for one in self.journal.actions()]

@@ -199,7 +199,7 @@ def test_the_programs_actions_on_what_a_real_fleet_says_are_in_echo(tmp_path, ec
                 pushes.push()
                 return [row for row in ask(echo) if row["state"] == "done"]
 
-            (row,) = wait_until(is_done, 60)
+            (row,) = wait_until(is_done)
             assert (row["node_id"], row["cluster_id"], row["actuator"]) == ("node5", "job", "command")  # fmt: skip
             undo = ["undo", row["action_id"], "--config", str(file)]
             assert run_program(cli, undo) == 0

@@ -48,7 +48,7 @@ def test_what_a_command_started_ends_with_it(what, how):
             holder.send_signal(signal.SIGKILL)
         else:
             holder.stdin.close()
-            assert holder.wait(30) == 0
+            assert holder.wait(120) == 0
         ended, _, _ = select.select([pidfd], [], [], 30)
         assert ended
 
@@ -91,7 +91,7 @@ def test_every_program_reports_where_it_listens(tmp_path):
                 host, port = program.address(what).split(":")
                 assert (host, int(port) > 0) == ("127.0.0.1", True)
                 if path:
-                    httpx.get(program.url(what, path), timeout=30)
+                    httpx.get(program.url(what, path), timeout=120)
             with pytest.raises(UnsupportedError, match=f"ingero-{name} has no address of gopher"):
                 program.address("gopher")
             program.signal(signal.SIGTERM)

@@ -73,7 +73,7 @@ class Relay(Closing):
             if self.network is not Network.REFUSE:
                 host, _, port = self.target.rpartition(":")
                 with suppress(OSError):
-                    far = socket.create_connection((host, int(port)), timeout=30)
+                    far = socket.create_connection((host, int(port)), timeout=120)
             if far is None:
                 near.close()
                 continue

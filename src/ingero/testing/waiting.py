@@ -9,7 +9,7 @@ from typing import TypeVar
 ResultT = TypeVar("ResultT")
 
 
-def wait_until(check: Callable[[], ResultT], timeout_s: float = 30.0) -> ResultT:
+def wait_until(check: Callable[[], ResultT], timeout_s: float = 120.0) -> ResultT:
     """Call until the result is true; that result.
 
     Raises:

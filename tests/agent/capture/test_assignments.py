@@ -31,7 +31,7 @@ class Asking:
             self.notes += self.finder.pop_notes()
             return any(text in note for note in self.notes)
 
-        wait_until(look, 30)
+        wait_until(look)
 
 
 @pytest.fixture
@@ -50,7 +50,7 @@ def test_a_process_gets_the_devices_of_the_only_container_that_has_some(asking):
     other = pod("other", "train-0", container("main", GPU_B))
     with run_kubelet(asking.folder / "kubelet.sock", other + answer):
         asking.finder.ask(ME)
-        wait_until(lambda: asking.found, 30)
+        wait_until(lambda: asking.found)
     (identity,) = asking.found
     assert identity.assignment == Assignment("main", ("nvidia.com/gpu=GPU-a",))
     assert dict(identity.resource) == {
@@ -70,7 +70,7 @@ def test_of_several_containers_with_devices_the_log_says_which_it_is(asking):
         assert asking.found == []
         (asking.folder / f"logs/train-0_ml_helper-{ID}.log").touch()
         asking.finder.ask(ME)
-        wait_until(lambda: asking.found, 30)
+        wait_until(lambda: asking.found)
     assert asking.found[0].assignment == Assignment("helper", ("nvidia.com/gpu=GPU-b",))
 
 
@@ -81,7 +81,7 @@ def test_the_logs_name_counts_before_what_the_process_was_told(asking):
         asking.wait_for_note("the kubelet has no pod of that name")
         (asking.folder / f"logs/train-0_ml_main-{ID}.log").touch()
         asking.finder.ask(told)
-        wait_until(lambda: asking.found, 30)
+        wait_until(lambda: asking.found)
     assert asking.found[0].pod == Pod("uid", "train-0", "ml")
     assert asking.found[0].assignment.devices == ("nvidia.com/gpu=GPU-a",)
 
@@ -90,10 +90,10 @@ def test_a_kubelet_that_refuses_is_asked_again_until_it_answers(asking):
     asking.finder.ask(ME)
     asking.wait_for_note("there is no")
     with run_kubelet(asking.folder / "kubelet.sock", grpc.StatusCode.UNAVAILABLE) as kubelet:
-        wait_until(lambda: kubelet.n_asked >= 2, 30)
+        wait_until(lambda: kubelet.n_asked >= 2)
         assert asking.found == []
         kubelet.answer = pod("ml", "train-0", container("main", GPU_A))
-        wait_until(lambda: asking.found, 30)
+        wait_until(lambda: asking.found)
         asking.wait_for_note("answers again")
     failures = [note for note in asking.notes if "until the kubelet answers" in note]
     assert len(failures) == 1, asking.notes

@@ -135,7 +135,7 @@ class Node:
 
     def _sample(self, pid, stop):
         self.sampled.append(pid)
-        assert stop.wait(60), "it is told when to end"
+        assert stop.wait(120), "it is told when to end"
         self.clock.advance(self.look_ns)
         return self.seen
 
@@ -320,7 +320,7 @@ def test_or_with_what_fleet_heard_of_peers_on_other_nodes_even_after_the_look():
         thread.join(0.01)
     node.stop.set()
     node.examiner.close()
-    thread.join(30)
+    thread.join(120)
     (cause,) = causes_of(node).values()
     assert cause.evidence[0] == "on a processor 80 ms an operation, its peers 30 ms"
 
@@ -406,7 +406,7 @@ def test_thread_answers_what_it_is_asked_and_ends():
         thread.join(0.01)
     node.stop.set()
     node.examiner.close()
-    thread.join(30)
+    thread.join(120)
     assert not thread.is_alive()
 
 

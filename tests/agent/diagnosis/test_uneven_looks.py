@@ -59,14 +59,14 @@ def test_a_look_at_uneven_work_is_given_up_for_a_culprit_and_may_be_asked_again(
     def watch(pid, tid, stop, is_enough):
         if not ends:
             looking.set()
-            ends.append(stop.wait(60))
+            ends.append(stop.wait(120))
         return node._watch(pid, tid, stop, is_enough)
 
     node.look_by(watch)
     thread = threading.Thread(target=node.examiner.run, args=(node.stop,))
     thread.start()
     node.examiner.ask(uneven)
-    assert looking.wait(30)
+    assert looking.wait(120)
     node.examiner.ask(node.request)
     while not node.transport.sent:
         thread.join(0.01)
@@ -77,7 +77,7 @@ def test_a_look_at_uneven_work_is_given_up_for_a_culprit_and_may_be_asked_again(
         thread.join(0.01)
     node.stop.set()
     node.examiner.close()
-    thread.join(30)
+    thread.join(120)
     assert not thread.is_alive()
     assert [one.id for one in node.transport.sent] == [node.request.id, uneven.id]
     assert node.examiner.counts.n_asked == 2
@@ -88,15 +88,15 @@ def test_a_look_at_uneven_work_ends_at_once_with_the_agent():
 
     def watch(pid, tid, stop, is_enough):
         looking.set()
-        assert stop.wait(60)
+        assert stop.wait(120)
 
     node.look_by(watch)
     thread = threading.Thread(target=node.examiner.run, args=(node.stop,))
     thread.start()
     node.examiner.ask(DiagnosisRequest("66" * 8, 2, "", 0.0, 0, Subject.UNEVEN))
-    assert looking.wait(30)
+    assert looking.wait(120)
     node.stop.set()
     node.examiner.close()
-    thread.join(30)
+    thread.join(120)
     assert not thread.is_alive()
     assert node.transport.sent == []

@@ -60,7 +60,7 @@ def served(path):
         thread.start()
         yield stream
         stream.close()
-        thread.join(30)
+        thread.join(120)
         assert not thread.is_alive()
 
 

@@ -57,7 +57,7 @@ def tls_port():
     yield listener.getsockname()[1]
     listener.shutdown(socket.SHUT_RDWR)
     listener.close()
-    thread.join(10)
+    thread.join(120)
 
 
 def test_http_to_the_grpc_port_names_the_other_port(grpc_port):

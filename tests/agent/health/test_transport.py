@@ -255,7 +255,7 @@ def test_a_lane_thread_sends_what_waits_before_it_ends():
     thread = threading.Thread(target=queue.run)
     queue.close()
     thread.start()
-    thread.join(30)
+    thread.join(120)
     assert not thread.is_alive()
     assert len(transport.sent) == 2
 

@@ -232,7 +232,7 @@ def test_an_outlier_reaches_local_readers_as_the_message_of_its_name(tmp_path):
         messages.stream = stream
         with socket.socket(socket.AF_UNIX) as reader:
             reader.connect(str(tmp_path / "s"))
-            wait_until(lambda: stream.n_readers == 1, 10)
+            wait_until(lambda: stream.n_readers == 1)
             messages.publish(outlier)
             message = decode_message(reader.makefile("rb").readline())
     assert message == messages.build(outlier)

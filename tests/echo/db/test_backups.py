@@ -152,7 +152,7 @@ def test_closing_ends_a_check_that_runs(store, tmp_path, monkeypatch):
         store, BackupPlan(tmp_path / "backups", HOUR_NS, 3), None, ManualClock()
     )
     schedule.start()
-    assert began.wait(30)
+    assert began.wait(120)
     schedule.close()
     assert list_backups(tmp_path / "backups") == []
     assert schedule.counters.failed == 0

@@ -199,7 +199,7 @@ def test_closing_ends_a_copy(store, compactor, monkeypatch):
     monkeypatch.setattr(compaction, "_LOOK_S", 0.01)
     monkeypatch.setattr(compactor, "_is_needed", lambda: True)
     compactor.start()
-    assert began.wait(30)
+    assert began.wait(120)
     compactor.close()
     assert (compactor.counters.done, compactor.counters.failed) == (0, 0)
 

@@ -468,7 +468,7 @@ def test_who_reads_is_stopped_where_a_commit_finds_no_memory_and_the_rows_are_ke
 
     thread = threading.Thread(target=read)
     thread.start()
-    assert reading.wait(60)
+    assert reading.wait(120)
     monkeypatch.setattr(duckdb_backend, "_insert", no_memory(1))
     store.write(rows_of(3))
     thread.join()

@@ -107,7 +107,7 @@ def push(echo, export, token=ALL, signal=Signal.METRICS, **headers):
             "content-type": "application/x-protobuf",
             **headers,
         },
-        timeout=30,
+        timeout=120,
     )
 
 
@@ -116,7 +116,7 @@ def ask(echo, tool, args=None, token=ALL, **headers):
         f"{echo.url}/api/v2/tools/{tool}",
         json={"args": args or {}},
         headers={"authorization": f"Bearer {token}", **headers},
-        timeout=30,
+        timeout=120,
     )
 
 
@@ -131,7 +131,7 @@ def sql(echo, text, token=ALL, **more):
         f"{echo.url}/api/v2/sql",
         json={"sql": text, **more},
         headers={"authorization": f"Bearer {token}"},
-        timeout=30,
+        timeout=120,
     )
 
 

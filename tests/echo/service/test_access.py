@@ -286,14 +286,14 @@ def test_draining_refuses_what_is_new_and_finishes_what_is_in_flight(open_echo):
 
     def slowly(*args):
         started.set()
-        release.wait(20)
+        release.wait(120)
         return ask_now(*args)
 
     echo.service.executor.ask_now = slowly
     answers = []
     asking = threading.Thread(target=lambda: answers.append(ask(echo, "fleet.cluster.summary")))
     asking.start()
-    assert started.wait(20)
+    assert started.wait(120)
 
     async def drain():
         echo.service.counters.draining = True
@@ -306,7 +306,7 @@ def test_draining_refuses_what_is_new_and_finishes_what_is_in_flight(open_echo):
     assert (refused.status_code, refused.headers["retry-after"]) == (503, "5")
     assert push(echo, health("c1", time.time_ns())).status_code == 503
     release.set()
-    asking.join(20)
+    asking.join(120)
     assert answers[0].status_code == 200
 
 
@@ -353,7 +353,7 @@ def test_one_tenants_slow_sql_stops_neither_its_tools_nor_anothers_sql(open_echo
     def slowly(sql, span, *rest):
         if "c2" in span.params:
             started.set()
-            release.wait(30)
+            release.wait(120)
         return run_sql(sql, span, *rest)
 
     echo.service.executor._run_sql = slowly
@@ -365,13 +365,13 @@ def test_one_tenants_slow_sql_stops_neither_its_tools_nor_anothers_sql(open_echo
     asking = [threading.Thread(target=ask_slowly) for _ in range(6)]
     for thread in asking:
         thread.start()
-    assert started.wait(20)
+    assert started.wait(120)
     assert sql(echo, "SELECT 2", ONE).json()["rows"] == [[2]]
     assert ask(echo, "fleet.cluster.summary", token=TWO).status_code == 200
     assert answers == []
     release.set()
     for thread in asking:
-        thread.join(30)
+        thread.join(120)
     assert answers == [[[1]]] * 6
 
 
@@ -413,7 +413,7 @@ def test_grpc_refuses_as_otlp_says(open_echo):
 
         def refused(payload, token):
             with pytest.raises(grpc.RpcError) as raised:
-                call(payload, metadata=(("authorization", f"Bearer {token}"),), timeout=20)
+                call(payload, metadata=(("authorization", f"Bearer {token}"),), timeout=120)
             return raised.value
 
         assert refused(body, NOBODY).code() is grpc.StatusCode.UNAUTHENTICATED

@@ -49,7 +49,7 @@ def test_tls_serves_every_listener_and_a_new_certificate_needs_no_restart(open_e
             "/opentelemetry.proto.collector.metrics.v1.MetricsService/Export"
         )
         body = health("c1", time.time_ns()).message.SerializeToString()
-        assert call(body, metadata=(("authorization", f"Bearer {ONE}"),), timeout=20) == b""
+        assert call(body, metadata=(("authorization", f"Bearer {ONE}"),), timeout=120) == b""
     issue()
     echo.reload()
     assert serial() != first

@@ -74,7 +74,7 @@ def test_a_panel_asks_what_is_served_and_shows_columns_that_there_are(site, titl
             "authorization": f"Bearer {ALL}",
             "content-type": options["body_content_type"],
         },
-        timeout=30,
+        timeout=120,
     )
     assert answer.status_code == 200, answer.text
     rows = answer.json()

@@ -143,7 +143,7 @@ def test_more_rows_than_json_may_have_come_in_batches(large):
         f"{large.url}/api/v2/tools/{NODE}",
         json=body,
         headers={"authorization": f"Bearer {ALL}", "accept": ARROW},
-        timeout=60,
+        timeout=120,
     )
     assert json.loads(answer.headers["x-ingero-answer"])["n_cut"] == N_METRICS - 30_000
     reader = pa.ipc.open_stream(answer.content)
@@ -261,10 +261,10 @@ def test_sql_rows_come_in_each_form_also_those_of_mixed_kinds(site):
     text = "SELECT 1 AS a, 'x' AS a, 170141183460469231731687303715884105727::HUGEINT AS big"
     headers = {"authorization": f"Bearer {ALL}"}
     url = f"{site.url}/api/v2/sql"
-    lines = httpx.post(url, json={"sql": text}, headers=headers | {"accept": LINES}, timeout=30)
+    lines = httpx.post(url, json={"sql": text}, headers=headers | {"accept": LINES}, timeout=120)
     whole = sql(site, text).json()
     assert json.loads(lines.text) == dict(zip(("a", "a_1", "big"), whole["rows"][0], strict=True))
-    arrow = httpx.post(url, json={"sql": text}, headers=headers | {"accept": ARROW}, timeout=30)
+    arrow = httpx.post(url, json={"sql": text}, headers=headers | {"accept": ARROW}, timeout=120)
     table = pa.ipc.open_stream(arrow.content).read_all()
     assert table.column_names == ["a", "a_1", "big"]
     assert table.column("a").to_pylist() == [1]

@@ -39,7 +39,7 @@ def visit(path, talk, **settings):
         async with open_server(path, chosen) as bound:
             scheme = "https" if chosen.has_tls else "http"
             async with httpx.AsyncClient(
-                base_url=f"{scheme}://{bound}", verify=False, timeout=30
+                base_url=f"{scheme}://{bound}", verify=False, timeout=120
             ) as client:
                 return await talk(client)
 

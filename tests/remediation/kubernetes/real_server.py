@@ -112,7 +112,7 @@ def run_real_server(folder):
             except httpx.TransportError:
                 return False
 
-        wait_until(is_ready, 90)
+        wait_until(is_ready)
         real = RealServer(url, folder / "certificates/apiserver.crt")
         with real.client:
             yield real

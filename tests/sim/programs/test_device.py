@@ -52,7 +52,7 @@ def run(*command, **settings):
         input="\n",
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=120,
         check=False,
     )
 

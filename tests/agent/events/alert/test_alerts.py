@@ -288,7 +288,7 @@ def deliver(tmp_path, collector, part, alerts, on_wait=lambda _: False):
         delivery.close()
         thread = threading.Thread(target=delivery.run)
         thread.start()
-        thread.join(60)
+        thread.join(120)
         assert not thread.is_alive()
     return delivery
 

@@ -46,7 +46,7 @@ class Watcher:
             self.answers.put(error.code())
 
     def next(self):
-        return self.answers.get(timeout=30)
+        return self.answers.get(timeout=120)
 
 
 @pytest.fixture
@@ -68,11 +68,11 @@ def test_each_signal_with_a_pipeline_is_known_and_no_token_is_asked_for(serve, d
     channel = dial(running.grpc)
     check = health_pb2_grpc.HealthStub(channel).Check
     for service in ("", METRICS, "grpc.health.v1.Health"):
-        assert check(ask(service), timeout=20).status == SERVING
+        assert check(ask(service), timeout=120).status == SERVING
         assert Watcher(channel, service).next() == SERVING
     for service in (LOGS, "x"):
         with pytest.raises(grpc.RpcError) as caught:
-            check(ask(service), timeout=20)
+            check(ask(service), timeout=120)
         assert caught.value.code() is grpc.StatusCode.NOT_FOUND
         assert Watcher(channel, service).next() == UNKNOWN
 
@@ -82,7 +82,7 @@ def test_watches_hold_no_thread_and_a_receiver_that_stops_ends_them(serve, dial)
     channel = dial(running.grpc)
     watchers = [Watcher(channel) for _ in range(24)]
     assert [one.next() for one in watchers] == [SERVING] * 24
-    MetricsServiceStub(channel).Export(ExportMetricsServiceRequest(), timeout=20)
+    MetricsServiceStub(channel).Export(ExportMetricsServiceRequest(), timeout=120)
     running.start_stopping().result(30)
     assert [(one.next(), one.next()) for one in watchers] == [(NOT_SERVING, "end")] * 24
 
@@ -131,8 +131,8 @@ def test_clients_that_never_read_hold_up_nobody(serve, dial):
         for is_serving in (True, False, True):
             running.call(health.report, METRICS, is_serving=is_serving)
             assert watcher.next() == (SERVING if is_serving else NOT_SERVING)
-            health_pb2_grpc.HealthStub(channel).Check(ask(), timeout=20)
-            MetricsServiceStub(channel).Export(ExportMetricsServiceRequest(), timeout=20)
+            health_pb2_grpc.HealthStub(channel).Check(ask(), timeout=120)
+            MetricsServiceStub(channel).Export(ExportMetricsServiceRequest(), timeout=120)
     wait_until(lambda: health.n_watchers == 1)
 
 
@@ -192,11 +192,11 @@ def test_a_fleet_whose_queue_is_full_says_so_until_it_takes_again_and_when_it_en
         assert metrics.next() == NOT_SERVING
         states = queue.Queue()
         balanced.subscribe(states.put)
-        while states.get(timeout=30) is not grpc.ChannelConnectivity.TRANSIENT_FAILURE:
+        while states.get(timeout=120) is not grpc.ChannelConnectivity.TRANSIENT_FAILURE:
             pass  # a client that balances load would take another Fleet
         destination.lets.release(1000)
         assert metrics.next() == SERVING
-        while states.get(timeout=30) is not grpc.ChannelConnectivity.READY:
+        while states.get(timeout=120) is not grpc.ChannelConnectivity.READY:
             pass
         fleet.process.terminate()
         for one in (whole, metrics, logs):

@@ -129,7 +129,7 @@ def test_a_bomb_is_a_413_and_is_counted(serve, encoding, compress):
         bytes((16 if "snappy" in encoding else 200) << 20)
     )  # snappy gains 21 times at most
     assert len(bomb) < 1 << 20
-    answer = post(running, bomb, headers={**JSON, "content-encoding": encoding}, timeout=60)
+    answer = post(running, bomb, headers={**JSON, "content-encoding": encoding}, timeout=120)
     assert answer.status_code == 413
     assert "after decompression" in error_of(answer)[1]
     assert running.refused("too_large") == 1
@@ -215,7 +215,7 @@ def test_a_body_of_exactly_the_limit_is_taken(serve):
 
 def unfinished(running, n_declared=100, begun=b"{"):
     """A connection whose body begins and does not come."""
-    link = socket.create_connection((running.http.host, running.http.port), timeout=20)
+    link = socket.create_connection((running.http.host, running.http.port), timeout=120)
     head = f"POST /v1/metrics HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {n_declared}\r\n\r\n"
     link.sendall(head.encode() + begun)
     return link

@@ -63,7 +63,7 @@ def export(running, authority, client=None):
         chain = tuple(Path(client[name]).read_bytes() for name in ("key_file", "cert_file"))
     credentials = grpc.ssl_channel_credentials(authority.cert_pem.bytes(), *chain)
     with grpc.secure_channel(str(running.grpc), credentials) as channel:
-        return MetricsServiceStub(channel).Export(PUSH.message, timeout=20)
+        return MetricsServiceStub(channel).Export(PUSH.message, timeout=120)
 
 
 def test_both_protocols_speak_tls(serve, files, authority, ca_file):
