@@ -5,7 +5,7 @@ PARALLEL := -n 3 --dist loadgroup
 BODIES := 10000
 JOBS ?= 2
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test dist images test-images test-compose test-kubernetes test-systemd evidence-gpu test-libraries test-machines test-pythons lint check native bench bench-detect bench-jobs chaos soak fuzz lock docs clean
+.PHONY: help setup demo test dist images test-images test-compose test-kubernetes test-kubernetes-guide test-systemd evidence-gpu test-libraries test-machines test-pythons lint check native bench bench-detect bench-jobs chaos soak fuzz lock docs clean
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -43,6 +43,10 @@ test-systemd: setup ## follow the guide for systemd in a Debian under a real sys
 
 test-kubernetes: setup ## build a real Kubernetes without kubelets out of Debian's source, and run the remediator's tests on it; minutes
 	@scripts/install_kubernetes && scripts/install_helm && $(PY) -m pytest -q -n 0 tests/remediation/kubernetes
+
+test-kubernetes-guide: setup ## follow the guide for Kubernetes on a cluster of one node; root, cgroup v1, and containerd, runc, containernetworking-plugins, dnsmasq-base, kubernetes-client, conntrack, buildah and mmdebstrap of Debian; half an hour the first time
+	@files=$$(mktemp -d) && trap 'rm -rf "$$files"' EXIT && scripts/install_kubernetes kubelet kube-proxy && scripts/install_helm && \
+	  scripts/kubernetes_images "$$files" && INGERO_KUBERNETES_IMAGES=$$files $(PY) -m pytest -q -n 0 tests/deploy/test_kubernetes_guide.py
 
 test-machines: setup ## boot Debian's kernels in QEMU and check each; ONLY=6.1-x86_64 takes one, ONLY='6.12-*' some, CHECKS='up filter*' some checks, two at a time (JOBS=3: three), RECORD=1 keeps what was seen in the README
 	@set -f; $(PY) -m scripts.machines '$(ONLY)' --jobs $(JOBS) $(if $(RECORD),--record) --checks $(CHECKS)

@@ -194,9 +194,9 @@ def copy_checkout(folder):
     return folder
 
 
-def read_guide(heading=""):
-    """Lines of the commands below a heading of the guide for systemd, without it those before the first one."""
-    guide = (ROOT / "docs/guides/systemd.md").read_text()
+def read_guide(heading="", guide="systemd"):
+    """Lines of the commands below a heading of a guide, without it those before the first one."""
+    guide = (ROOT / "docs/guides" / f"{guide}.md").read_text()
     part = next(
         one for one in re.split(r"^## ", guide, flags=re.MULTILINE) if one.startswith(heading)
     )

@@ -300,6 +300,14 @@ def test_a_disruption_budget_is_of_the_version_that_the_cluster_has(chart, versi
     assert find(objects, "PodDisruptionBudget")["apiVersion"] == api
 
 
+@every_case
+def test_each_port_names_its_protocol_which_is_part_of_its_key_when_a_server_applies(case):
+    objects = objects_of(case)
+    ports = [port for one in find_pod(objects)["spec"]["containers"] for port in one["ports"]]
+    ports += [port for one in objects if one["kind"] == "Service" for port in one["spec"]["ports"]]
+    assert {port.get("protocol") for port in ports} == {"TCP"}
+
+
 def test_the_agent_has_the_hosts_cgroups_to_read_and_not_to_write():
     pod = find_pod(render("ingero"))["spec"]
     (volume,) = [
@@ -316,7 +324,7 @@ def test_the_agents_memory_limit_holds_full_maps_of_a_large_machine_and_the_proc
     limit = find_pod(render("ingero"))["spec"]["containers"][0]["resources"]["limits"]["memory"]
     probes = "calls", *(probe.name for probe in PROBES)
     maps = sum(cost.max_bytes for cost in reckon_all(probes, n_cpus=256).values())
-    resident = 165 << 20  # measured: see values.yaml
+    resident = 236 << 20  # measured: see values.yaml
     assert limit == "1Gi"
     assert 2 * (maps + resident) <= (1 << 30)
 

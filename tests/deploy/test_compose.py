@@ -18,6 +18,7 @@ import httpx
 import pytest
 from tests.deploy.site import BIN, ROOT, copy_checkout
 from tests.e2e.agents import health
+from tests.support.capabilities import has_all_capabilities
 
 from ingero.sim.cluster.cleanup import open_cleanup
 from ingero.sim.cluster.hosts import open_cluster
@@ -198,13 +199,6 @@ def test_compose_starts_what_sends_to_and_scrapes_each_other_and_keeps_its_rows(
                 assert found["HostConfig"]["CapDrop"] == ["ALL"]
                 assert found["Config"]["User"] == "65532:65532"
         engine.compose("down")
-
-
-def has_all_capabilities():
-    """Whether this machine gives a container every capability; one that is itself a container may not."""
-    status = dict(line.split(":\t") for line in Path("/proc/self/status").read_text().splitlines())
-    n_known = int(Path("/proc/sys/kernel/cap_last_cap").read_text()) + 1
-    return int(status["CapBnd"], 16) == (1 << n_known) - 1
 
 
 @pytest.fixture(scope="module")
