@@ -7,6 +7,7 @@ machine lacks a capability that `privileged` gives, privileged pods.
 import json
 import os
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from tests.deploy.kubernetes_node import CGROUPS, GROUP, KubernetesNode, is_ther
 from tests.deploy.site import copy_checkout, read_guide
 from tests.support.capabilities import has_all_capabilities
 
+from ingero.agent.collectives.plugin import NAME, find_plugin
 from ingero.testing.waiting import wait_until
 
 IMAGES = os.environ.get("INGERO_KUBERNETES_IMAGES", "")
@@ -101,7 +103,19 @@ def find_pod(node, name):
     return next(one for one in node.get("pods") if one["metadata"]["name"].startswith(name))
 
 
-def test_every_command_of_the_guide_works_in_its_order(node):
+@pytest.fixture
+def plug_in_folder():
+    """The folder of this machine that the guide names for NCCL's plug-in; gone afterwards."""
+    (path,) = {
+        line.rpartition("hostPath=")[2] for line in read_blocks("The agent") if "hostPath=" in line
+    }
+    folder = Path(path)
+    assert not folder.exists()
+    yield folder
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def test_every_command_of_the_guide_works_in_its_order(node, plug_in_folder):
     commands = [allow(one) for one in read_blocks()]
     at = next(i for i, one in enumerate(commands) if "port-forward" in one)
     said = node.run("\n".join(commands[:at]))
@@ -151,3 +165,12 @@ def test_every_command_of_the_guide_works_in_its_order(node):
     for one in node.get("pods"):
         for status in one["status"]["containerStatuses"]:
             assert status["restartCount"] == 0, (one["metadata"]["name"], status)
+
+    copy = plug_in_folder / NAME
+    assert not copy.exists()
+    for command in read_blocks("The agent"):
+        node.run(command)
+    wait_until(copy.exists, 300)
+    assert copy.read_bytes() == find_plugin().read_bytes()
+    ready = "wait --for condition=Ready --timeout 5m pod --selector app.kubernetes.io/name=ingero"
+    node.run(f"kubectl --namespace ingero {ready}")
