@@ -32,7 +32,11 @@ def test_helm_takes_the_commands_of_the_guide_and_the_answers_fit_each_other(tmp
         assert done.returncode == 0, done.stderr
         rendered[words[0]] = [one for one in yaml.safe_load_all(done.stdout) if one]
     assert set(rendered) == set(CHARTS)
-    (fleet,) = find(rendered["ingero-fleet"], "ConfigMap")["data"].values()
+    (fleet,) = [
+        one["data"]["fleet.yaml"]
+        for one in rendered["ingero-fleet"]
+        if one["kind"] == "ConfigMap" and "fleet.yaml" in one["data"]
+    ]
     assert yaml.safe_load(fleet)["processors"]["nccl"]["alarm_slowdown"] == 0.2
     config = tmp_path / "fleet.yaml"
     config.write_text(fleet)

@@ -103,6 +103,10 @@ def find_pod(node, name):
     return next(one for one in node.get("pods") if one["metadata"]["name"].startswith(name))
 
 
+def count_pods(node, name):
+    return sum(one["metadata"]["name"].startswith(name) for one in node.get("pods"))
+
+
 @pytest.fixture
 def plug_in_folder():
     """The folder of this machine that the guide names for NCCL's plug-in; gone afterwards."""
@@ -158,7 +162,11 @@ def test_every_command_of_the_guide_works_in_its_order(node, plug_in_folder):
     assert re.search(r"alarm_slowdown: 0\.2\b", config["data"]["fleet.yaml"])
 
     for command in read_blocks("The remediator"):
-        said = node.run(command)
+        node.run(command)
+        if (
+            "rollout status" in command
+        ):  # pods that end are still a deployment's to `logs` and `exec`
+            wait_until(lambda: count_pods(node, "ingero-fleet") == 1, 180)
     logs = node.run("kubectl --namespace ingero logs deploy/ingero-fleet --container remediator")
     assert "mode dry-run" in logs
     assert "HTTP Request" not in logs
