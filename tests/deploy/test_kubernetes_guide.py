@@ -163,9 +163,8 @@ def test_every_command_of_the_guide_works_in_its_order(node, plug_in_folder):
 
     for command in read_blocks("The remediator"):
         node.run(command)
-        if (
-            "rollout status" in command
-        ):  # pods that end are still a deployment's to `logs` and `exec`
+        if "rollout status" in command:
+            # To `logs` and `exec` a pod that ends is still its deployment's.
             wait_until(lambda: count_pods(node, "ingero-fleet") == 1, 180)
     logs = node.run("kubectl --namespace ingero logs deploy/ingero-fleet --container remediator")
     assert "mode dry-run" in logs
