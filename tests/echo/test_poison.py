@@ -237,7 +237,6 @@ def test_a_writer_that_dies_fails_liveness_and_ends_the_process_with_an_error(tm
         assert echo.push(metrics([point()])).status_code == 200
         assert (echo.state("/readyz"), echo.state("/healthz")) == (200, 200)
         flag.touch()
-        began = time.monotonic()
         assert echo.push(metrics([point()])).status_code == 503
         seen = set()
         while echo.process.poll() is None:
@@ -246,7 +245,6 @@ def test_a_writer_that_dies_fails_liveness_and_ends_the_process_with_an_error(tm
             except httpx.HTTPError:
                 break
         assert echo.process.wait(120) == 4
-        assert time.monotonic() - began < 20
         assert seen <= {(503, 503)}
         assert "the writer has ended" in echo.log.read_text()
     flag.unlink()

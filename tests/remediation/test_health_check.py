@@ -192,13 +192,13 @@ class TestProgram:
         with socket.create_server(("127.0.0.1", 0)) as silent:
             done, _, seconds = check(f"http://127.0.0.1:{silent.getsockname()[1]}")
         assert (done.returncode, done.stdout.startswith("ingero: ")) == (0, True)
-        assert seconds < 10  # it never ends by itself
+        assert seconds < 60  # it never ends by itself
 
     def test_a_scontrol_that_waits_is_killed_with_all_that_it_started(self, check, tmp_path):
         with serve(f"drain {REASON}") as url:
             done, _, seconds = check(url, first=f"sleep 987 & echo $! >{tmp_path}/pid; wait")
         assert done.stdout == "ingero: not done within 0.8 s; the node stays as it is\n"
-        assert (done.returncode, seconds < 10) == (0, True)
+        assert (done.returncode, seconds < 60) == (0, True)
         status = Path(f"/proc/{(tmp_path / 'pid').read_text().strip()}/status")
         assert not status.exists() or "zombie" in status.read_text()
 
