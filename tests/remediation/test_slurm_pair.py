@@ -43,6 +43,7 @@ def start_site(slurm, tmp_path, monkeypatch):
     return lambda text=TEST, protected="none": RealSite(tmp_path, slurm, text, protected)
 
 
+@pytest.mark.live
 def test_a_slow_node_is_confirmed_by_a_test_that_outlives_the_remediator_and_then_drained(
     slurm, start_site
 ):
@@ -68,6 +69,7 @@ def test_a_slow_node_is_confirmed_by_a_test_that_outlives_the_remediator_and_the
     assert [one.state for one in site.tests()] == [PairTestState.CLOSED]
 
 
+@pytest.mark.live
 def test_a_healthy_node_is_contradicted_and_left_alone(slurm, start_site):
     site = start_site(protected="h1")  # which would be its peer
     for _ in range(3):
