@@ -1,0 +1,74 @@
+"""What the chart gives the agent's pod of its node, and what the pod puts there."""
+
+import subprocess
+from pathlib import Path
+
+import pytest
+from tests.deploy.charts import Node, find, find_pod, needs_helm, render
+
+from ingero.agent.capture.discover.pod_resources import CONTAINER_LOGS
+from ingero.agent.capture.kernel.map_memory import reckon_all
+from ingero.agent.capture.probes.host import PROBES
+from ingero.agent.collectives.plugin import NAME, find_plugin
+from ingero.config.environment import DEFAULT_KUBELET_SOCKET
+
+pytestmark = [pytest.mark.slow, needs_helm]
+
+
+def test_the_first_container_copies_the_plug_in_to_the_folder_of_the_node(tmp_path):
+    objects = render("ingero", ncclPlugin={"hostPath": "/opt/ingero"})
+    node = Node(tmp_path, objects)
+    done = subprocess.run(
+        node.command("nccl-plugin"),
+        env=node.environ("nccl-plugin"),
+        capture_output=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "volumes/nccl-plugin" / NAME).read_bytes() == find_plugin().read_bytes()
+    (volume,) = [one for one in node.pod["volumes"] if one["name"] == "nccl-plugin"]
+    assert volume["hostPath"] == {"path": "/opt/ingero", "type": "DirectoryOrCreate"}
+    rights = node.container("nccl-plugin")["securityContext"]
+    assert rights["capabilities"] == {"drop": ["ALL"]}
+    assert rights["readOnlyRootFilesystem"] is True
+    assert rights["allowPrivilegeEscalation"] is False
+
+
+@pytest.mark.parametrize(
+    "values", [{}, {"ncclPlugin": None}], ids=["default", "an older release's"]
+)
+def test_unless_a_folder_is_named_nothing_is_copied_to_the_node(values):
+    pod = find(render("ingero", **values), "DaemonSet")["spec"]["template"]["spec"]
+    assert "initContainers" not in pod
+    assert "nccl-plugin" not in {volume["name"] for volume in pod["volumes"]}
+
+
+def test_the_agent_has_the_hosts_cgroups_to_read_and_not_to_write():
+    pod = find_pod(render("ingero"))["spec"]
+    (volume,) = [
+        one for one in pod["volumes"] if one.get("hostPath", {}).get("path") == "/sys/fs/cgroup"
+    ]
+    (mount,) = [
+        one for one in pod["containers"][0]["volumeMounts"] if one["name"] == volume["name"]
+    ]
+    assert mount["readOnly"] is True
+    assert mount["mountPath"] != "/sys/fs/cgroup"  # the container's own, which its runtime mounts
+
+
+def test_the_agents_memory_limit_holds_full_maps_of_a_large_machine_and_the_process_twice_over():
+    limit = find_pod(render("ingero"))["spec"]["containers"][0]["resources"]["limits"]["memory"]
+    probes = "calls", *(probe.name for probe in PROBES)
+    maps = sum(cost.max_bytes for cost in reckon_all(probes, n_cpus=256).values())
+    resident = 236 << 20  # measured: see values.yaml
+    assert limit == "1Gi"
+    assert 2 * (maps + resident) <= (1 << 30)
+
+
+def test_the_agent_sees_the_kubelets_socket_unless_it_is_not_to_ask():
+    def mounts(**values):
+        (container,) = find_pod(render("ingero", **values))["spec"]["containers"]
+        return {mount["mountPath"] for mount in container["volumeMounts"]}
+
+    asked = {str(Path(DEFAULT_KUBELET_SOCKET).parent), str(CONTAINER_LOGS)}
+    assert asked <= mounts()
+    assert not asked & mounts(kubelet={"ask": False})
