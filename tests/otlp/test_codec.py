@@ -35,6 +35,7 @@ from ingero.otlp.codec import (
 from ingero.otlp.codec.convert import MESSAGES, find_struct, tree_to_message
 from ingero.otlp.codec.values import tree_value
 from ingero.otlp.names import Signal
+from ingero.wire.push import ResourceCache, read_push
 
 DATA = Path(__file__).parents[1] / "data"
 RECORDED = (DATA / "wire_samples/push_active.json").read_bytes()
@@ -434,3 +435,19 @@ def test_conversion_happens_once_and_only_when_asked(data_dir):
 def test_another_content_type_is_bad_data():
     with pytest.raises(BadDataError, match="text/plain"):
         decode_export(b"", Signal.METRICS, "text/plain")
+
+
+@pytest.mark.parametrize("kind", ["application/json", "application/x-protobuf"])
+def test_an_export_is_read_the_same_after_somebody_asked_for_its_other_form(kind, data_dir):
+    body = (data_dir / "wire_samples/push_active.json").read_bytes()
+    export = decode_export(body, Signal.METRICS, "application/json")
+    if kind != "application/json":
+        export = decode_export(encode_protobuf(export), Signal.METRICS, kind)
+    root, is_message, metrics = export.root, export.is_message, export.metrics
+    points = [(point.name, point.value, point.resource) for point in iter_points(export)]
+    facts = read_push(export, ResourceCache())
+    assert export.tree.resource_metrics
+    assert export.message.resource_metrics
+    assert (export.root, export.is_message, export.metrics) == (root, is_message, metrics)
+    assert [(point.name, point.value, point.resource) for point in iter_points(export)] == points
+    assert read_push(export, ResourceCache()) == facts

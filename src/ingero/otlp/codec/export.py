@@ -64,9 +64,11 @@ class Export:
     Attributes:
         signal: Which of the three requests it is.
         size_bytes: Length of the body it was decoded from, uncompressed; 0 for one built here.
+        is_message: Whether it was made of a upb message, which `root` and `metrics` are of then; of structs otherwise.
+            It stays so when somebody asks for the other form: what one reader found is of the same kind for the next.
     """
 
-    __slots__ = ("_message", "_metrics", "_n_items", "_tree", "signal", "size_bytes")
+    __slots__ = ("_message", "_metrics", "_n_items", "_tree", "is_message", "signal", "size_bytes")
 
     def __init__(
         self,
@@ -77,6 +79,7 @@ class Export:
     ) -> None:
         self.signal = signal
         self.size_bytes = size_bytes
+        self.is_message = message is not None
         self._message = message
         self._tree = tree
         self._n_items = -1
@@ -93,14 +96,9 @@ class Export:
         return cls(signal, None, tree, size_bytes)
 
     @property
-    def is_message(self) -> bool:
-        """Whether a upb message is at hand, so that reading `root` costs no conversion either way."""
-        return self._message is not None
-
-    @property
     def root(self) -> structs.Proto:
-        """The request as it is held: upb message or struct; both have the proto's field names."""
-        return self._message if self._message is not None else self._tree
+        """The request as it was made: upb message or struct; both have the proto's field names."""
+        return self._message if self.is_message else self._tree
 
     @property
     def message(self) -> structs.Proto:
@@ -130,7 +128,7 @@ class Export:
         their kind or their number starts here.
         """
         if self._metrics is None:
-            list_metrics = _list_messages if self._message is not None else _list_trees
+            list_metrics = _list_messages if self.is_message else _list_trees
             self._metrics, self._n_items = list_metrics(self.root)
         return self._metrics
 
