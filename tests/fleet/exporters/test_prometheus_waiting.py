@@ -15,6 +15,7 @@ from ingero.otlp.codec import (
     structs,
 )
 from ingero.otlp.names import Signal
+from ingero.wire.push import build_export
 
 
 def test_repeated_pushes_of_one_agent_wait_as_one_and_show_the_last():
@@ -121,3 +122,105 @@ def test_two_cohorts_of_one_node_are_both_shown_however_often_they_push(as_json)
 def test_push_that_waits_is_replaced_by_one_with_the_same_series(as_json):
     assert says_all(_health(0.8, as_json), _health(0.9, as_json))
     assert not says_all(_health(0.8, as_json, **{"ingero.node.rank": 1}), _health(0.9, as_json))
+
+
+def score_push(value, *more):
+    gauge = build_gauge("ingero.node.health_score", [build_number(value, WALL)])
+    return build_metrics(NODE, [gauge, *more], "s")
+
+
+def read_scores(text):
+    return [value for (name, _), value in series(text).items() if "health_score" in name]
+
+
+@ENCODINGS
+def test_a_push_that_repeats_is_stored_at_once(encode):
+    scraped = Scraped()
+
+    def push_and_drain(value):
+        scraped.push(encode(score_push(value)), "n1", "c1")
+        scraped.exporter._drain_slice()
+
+    def push_again():
+        for value in (0.3, 0.4):
+            scraped.push(encode(score_push(value)), "n1", "c1")
+            assert not scraped.exporter._pending
+
+    text = scraped.scrape(lambda: push_and_drain(0.1), lambda: push_and_drain(0.2), push_again)
+    assert read_scores(text) == [0.4]
+
+
+@ENCODINGS
+def test_a_push_that_repeats_does_not_overtake_one_that_waits(encode):
+    scraped = Scraped()
+
+    def push(export):
+        scraped.push(encode(export), "n1", "c1")
+
+    def learn():
+        for value in (0.1, 0.2, 0.3):
+            push(score_push(value))
+            scraped.exporter._drain_slice()
+
+    def push_other_and_repeat():
+        push(score_push(0.5, build_gauge("another", [build_number(1.0, WALL)])))
+        assert len(scraped.exporter._pending) == 1
+        push(score_push(0.9))
+
+    assert read_scores(scraped.scrape(learn, push_other_and_repeat)) == [0.9]
+
+
+@ENCODINGS
+def test_a_push_of_many_nodes_that_repeats_waits_for_slices_of_time(encode):
+    scraped = Scraped()
+
+    def push(value, n_nodes):
+        entries = [
+            build_metrics(
+                NODE | {"ingero.node.id": f"n{number}"},
+                [build_gauge("a", [build_number(value, WALL)])],
+                "s",
+            ).tree.resource_metrics[0]
+            for number in range(n_nodes)
+        ]
+        scraped.push(encode(build_export(Signal.METRICS, entries)))
+        n_waiting = len(scraped.exporter._pending)
+        scraped.exporter._drain_slice()
+        return n_waiting
+
+    def push_all():
+        assert [push(value, 16) for value in (0.1, 0.2, 0.3)] == [1, 1, 0]
+        assert [push(value, 17) for value in (0.4, 0.5, 0.6)] == [1, 1, 1]
+
+    assert set(series(scraped.scrape(push_all)).values()) == {0.6}
+
+
+def test_pushes_that_were_walked_in_the_push_are_soon_stored_at_once_again():
+    scraped = Scraped()
+
+    def push_many():
+        for index in range(257):
+            scraped.push(gauge_export(value=float(index), x=str(index)))
+        n_waiting = [len(scraped.exporter._pending)]
+        for index in range(1000):
+            scraped.push(gauge_export(value=float(index)))
+            n_waiting.append(len(scraped.exporter._pending))
+        assert n_waiting[0] > 200
+        assert n_waiting[300:] == [0] * len(n_waiting[300:])
+
+    scraped.scrape(push_many)
+
+
+def test_a_push_that_another_exporter_has_converted_is_shown():
+    scraped = Scraped()
+
+    def push(value):
+        export = score_push(value)
+        scraped.push(export, "n1", "c1")
+        assert encode_protobuf(
+            export
+        )  # as an exporter over OTLP does, before this one has looked at it
+
+    assert read_scores(
+        scraped.scrape(*(lambda value=value: push(value) for value in (0.1, 0.2)))
+    ) == [0.2]

@@ -11,7 +11,13 @@ from functools import lru_cache, partial
 from typing import Any, Final, NamedTuple
 
 from ingero.fleet.exporters.prometheus.config import PrometheusConfig
-from ingero.fleet.exporters.prometheus.reading import MESSAGES, TREES, PointReader, alias_of
+from ingero.fleet.exporters.prometheus.reading import MESSAGES, TREES, Alias, PointReader, alias_of
+from ingero.fleet.exporters.prometheus.repeats import (
+    DELTA,
+    PushedMetrics,
+    Repetitions,
+    read_number,
+)
 from ingero.fleet.exporters.prometheus.series import (
     LONG_AGO_NS,
     Family,
@@ -42,10 +48,7 @@ from ingero.otlp.codec.structs import Proto
 from ingero.units import NS_PER_MS
 from ingero.wire.names import MIN_PLAUSIBLE_NS
 
-DELTA: Final = 1
-"""AggregationTemporality of points that add up."""
-_NOTHING: Final[frozenset[str]] = frozenset()
-_NUMBER_KINDS: Final = frozenset({PointKind.GAUGE, PointKind.SUM})
+_NUMBER_KINDS: Final = frozenset({str(PointKind.GAUGE), str(PointKind.SUM)})
 _MAX_ALIAS_CHARS: Final = 64 << 10
 """Attributes as they arrive, labels or not, are remembered by their text: longer ones are refused."""
 _MAX_SERVICES: Final = 100_000
@@ -56,7 +59,7 @@ _TARGET_INFO: Final = FamilyFacts("target_info", FamilyKind.GAUGE, "Attributes o
 class _Sender(NamedTuple):
     """A resource: what it is found by, where its labels are, and its attributes when they are needed."""
 
-    alias: str
+    alias: Alias
     at: int
     read: Callable[[], Mapping[str, Any]]
 
@@ -77,7 +80,8 @@ class SeriesIntake:
         self._dropped = frozenset(config.drop_attributes)
         self._exclusive = frozenset(config.exclusive_attributes)
         self._facts: dict[tuple[str, str, PointKind, bool], FamilyFacts | None] = {}
-        self._services: set[str] = set()
+        self._services: set[Alias] = set()
+        self._repetitions = Repetitions(store)
 
     def apply(self, export: Export, now_ns: int, received_wall_ns: int) -> None:
         """Store the latest point of each series in a metrics export.
@@ -88,46 +92,101 @@ class SeriesIntake:
             received_wall_ns: Wall time of its arrival, for points whose own time cannot be true.
         """
         reader = MESSAGES if export.is_message else TREES
-        arrival = (now_ns, received_wall_ns // NS_PER_MS)
+        wall_ms = received_wall_ns // NS_PER_MS
         has_others = False
-        for entry in export.root.resource_metrics:
+        for entry, metrics in export.metrics:
             sender = self._get_sender(entry.resource, reader, now_ns)
-            for scope in entry.scope_metrics:
-                for metric in scope.metrics:
-                    kind, data = reader.find_numbers(metric)
-                    if sender is None:
-                        self.n_oversized += len(data.data_points) if kind is not None else 0
-                        continue
-                    if kind is None:
-                        has_others = True
-                    else:
-                        self._put_numbers((metric, kind, data), sender, reader, arrival)
+            if sender is None:
+                self.n_oversized += sum(
+                    len(points) for _, _, _, kind, points in metrics if kind in _NUMBER_KINDS
+                )
+                continue
+            push = PushedMetrics(sender.at, metrics, export.is_message)
+            if not self._repetitions.apply(push, now_ns, wall_ms):
+                has_others |= self._walk(push, sender, reader, (now_ns, wall_ms))
         if has_others:
             self._apply_others(export, now_ns, received_wall_ns)
 
+    def repeat(self, export: Export, now_ns: int, received_wall_ns: int) -> bool:
+        """Store an export all of whose senders push what they pushed last; False where it has to be given to `apply`.
+
+        Args:
+            export: What was pushed. Where it is no repetition some of its points may be stored already.
+            now_ns: As for `apply`, as is the next.
+            received_wall_ns: Wall time of its arrival.
+        """
+        reader = MESSAGES if export.is_message else TREES
+        wall_ms = received_wall_ns // NS_PER_MS
+        for entry, metrics in export.metrics:
+            alias = reader.resource_alias(entry.resource)
+            sender = self._find_sender(alias, entry.resource, reader, now_ns)
+            if sender is None:
+                return False
+            push = PushedMetrics(sender.at, metrics, export.is_message)
+            if not self._repetitions.apply(push, now_ns, wall_ms):
+                return False
+        return True
+
+    def _walk(
+        self,
+        push: PushedMetrics,
+        sender: _Sender,
+        reader: PointReader,
+        arrival: tuple[int, int],
+    ) -> bool:
+        """Every gauge and sum of one sender; whether it has others."""
+
+        def find_row(metric: Proto, kind: str, raw: Proto) -> tuple[Family, int] | None:
+            facts = self._find_facts(metric, kind)
+            family = None if facts is None else self._store.get_family(facts)
+            row = None if family is None else self._find_row(family, sender, raw, reader)
+            return None if family is None or row is None else (family, row)
+
+        before, has_others = self._count_events(), False
+        for _, metric, _, kind, points in push.metrics:
+            if kind in _NUMBER_KINDS:
+                self._put_numbers((metric, kind, points), sender, reader, arrival)
+            else:
+                has_others |= bool(kind)
+        if not has_others and before == self._count_events():
+            self._repetitions.learn(push, find_row)
+        return has_others
+
+    def _count_events(self) -> tuple[int, ...]:
+        """Numbers that grow when a point makes a series or is not shown."""
+        store = self._store
+        shown = (store.n_series, store.n_refused, store.n_conflicts)
+        return (*shown, self.n_unsupported, self.n_oversized)
+
+    def _find_facts(self, metric: Proto, kind: str) -> FamilyFacts | None:
+        """What a gauge or sum is called; None when it cannot be shown."""
+        is_monotonic = kind == PointKind.SUM and metric.sum.is_monotonic
+        return self._get_facts((metric.name, metric.unit, PointKind(kind), is_monotonic), metric)
+
     def _put_numbers(
         self,
-        named: tuple[Proto, PointKind, Proto],
+        named: tuple[Proto, str, Sequence[Proto]],
         sender: _Sender,
         reader: PointReader,
         arrival: tuple[int, int],
     ) -> None:
-        """Every point of a gauge or sum. The hot path: about three microseconds a point."""
-        metric, kind, data = named
-        is_monotonic = kind is PointKind.SUM and data.is_monotonic
-        facts = self._get_facts((metric.name, metric.unit, kind, is_monotonic), metric)
+        """Every point of a gauge or sum: some microseconds a point."""
+        metric, kind, points = named
+        is_sum = kind == PointKind.SUM
+        is_monotonic = is_sum and metric.sum.is_monotonic
+        facts = self._find_facts(metric, kind)
         family = None if facts is None else self._store.get_family(facts)
         if family is None:
-            self.n_unsupported += len(data.data_points) if facts is None else 0
+            self.n_unsupported += len(points) if facts is None else 0
             return
-        is_delta = kind is PointKind.SUM and data.aggregation_temporality == DELTA
-        for raw in data.data_points:
+        is_delta = is_sum and metric.sum.aggregation_temporality == DELTA
+        for raw in points:
             row = self._find_row(family, sender, raw, reader)
             if row is None:
                 continue
             if is_monotonic and raw.exemplars:
                 _keep_exemplars(family, row, raw, keep_latest)
-            value = reader.number(raw)
+            value = read_number(raw)
             family.values[row] = family.values[row] + value if is_delta else value
             time_ns = raw.time_unix_nano
             family.times_ms[row] = (
@@ -188,16 +247,28 @@ class SeriesIntake:
                 family.seen_ns[row] = now_ns if not point.is_stale else LONG_AGO_NS
                 _store_distribution(family, row, point, distribution)
 
-    def _get_sender(self, resource: Proto, reader: PointReader, now_ns: int) -> _Sender | None:
-        raw = resource.attributes if resource is not None else ()
-        alias = reader.alias(raw, _NOTHING)
+    def _find_sender(
+        self, alias: Alias, resource: Proto, reader: PointReader, now_ns: int
+    ) -> _Sender | None:
+        """A sender that is known already; None for another."""
         index = self._store.find_resource(alias)
-        if index is not None and alias not in self._services:
-            return _Sender(alias, index, lambda: reader.attributes(raw))
+        if index is None:
+            return None
+        raw = resource.attributes if resource is not None else ()
+        if alias in self._services:
+            return self._know_sender(alias, reader.attributes(raw), now_ns)
+        return _Sender(alias, index, lambda: reader.attributes(raw))
+
+    def _get_sender(self, resource: Proto, reader: PointReader, now_ns: int) -> _Sender | None:
+        alias = reader.resource_alias(resource)
+        known = self._find_sender(alias, resource, reader, now_ns)
+        if known is not None:
+            return known
+        raw = resource.attributes if resource is not None else ()
         return self._know_sender(alias, reader.attributes(raw), now_ns)
 
     def _know_sender(
-        self, alias: str, attributes: Mapping[str, Any], now_ns: int
+        self, alias: Alias, attributes: Mapping[str, Any], now_ns: int
     ) -> _Sender | None:
         """The sender of these attributes; None when its labels are over the limits."""
         index = self._store.find_resource(alias)
@@ -232,7 +303,7 @@ class SeriesIntake:
             for name, value in labels.items()
         )
 
-    def _put_target_info(self, alias: str, attributes: Mapping[str, Any], now_ns: int) -> None:
+    def _put_target_info(self, alias: Alias, attributes: Mapping[str, Any], now_ns: int) -> None:
         job = build_job_labels(attributes)
         if not job:
             return

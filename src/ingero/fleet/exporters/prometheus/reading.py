@@ -5,13 +5,14 @@ Below the intake; knows no series. `ingero.otlp.codec.iter_points` reads everyth
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeAlias
 
-from ingero.otlp.codec import PointKind
 from ingero.otlp.codec.structs import Proto, Value
 from ingero.otlp.codec.values import message_attributes, message_value, tree_attributes, tree_value
+
+Alias: TypeAlias = str | bytes
+"""What is equal for equal attributes in the same order: a text, or a resource as it arrived."""
 
 
 def alias_of(attributes: Mapping[str, Value]) -> str:
@@ -42,40 +43,28 @@ def _tree_alias(attributes: Proto, dropped: frozenset[str]) -> str:
     return "\x00".join(parts)
 
 
-def _find_message_numbers(metric: Proto) -> tuple[PointKind | None, Proto]:
-    name = metric.WhichOneof("data")
-    if name == "gauge":
-        return PointKind.GAUGE, metric.gauge
-    return (PointKind.SUM, metric.sum) if name == "sum" else (None, None)
+def _message_resource_alias(resource: Proto) -> Alias:
+    serialized: bytes = resource.SerializeToString()
+    return serialized
 
 
-def _find_tree_numbers(metric: Proto) -> tuple[PointKind | None, Proto]:
-    if metric.gauge is not None:
-        return PointKind.GAUGE, metric.gauge
-    return (PointKind.SUM, metric.sum) if metric.sum is not None else (None, None)
-
-
-def _read_message_number(raw: Proto) -> float:
-    which = raw.WhichOneof("value")
-    return math.nan if which is None else float(getattr(raw, which))
-
-
-def _read_tree_number(raw: Proto) -> float:
-    if raw.as_double is not None:
-        return float(raw.as_double)
-    return math.nan if raw.as_int is None else float(raw.as_int)
+def _tree_resource_alias(resource: Proto) -> Alias:
+    return "" if resource is None else _tree_alias(resource.attributes, frozenset())
 
 
 class PointReader(NamedTuple):
-    """How one of the two encodings is read."""
+    """How one of the two encodings is read.
 
-    find_numbers: Callable[[Proto], tuple[PointKind | None, Proto]]
-    number: Callable[[Proto], float]
+    Attributes:
+        resource_alias: What is equal for equal resources, and short.
+        alias: Likewise of attributes, without some of them.
+        attributes: Attributes as a dictionary.
+    """
+
+    resource_alias: Callable[[Proto], Alias]
     alias: Callable[[Proto, frozenset[str]], str]
     attributes: Callable[[Proto], dict[str, Value]]
 
 
-MESSAGES: Final = PointReader(
-    _find_message_numbers, _read_message_number, _message_alias, message_attributes
-)
-TREES: Final = PointReader(_find_tree_numbers, _read_tree_number, _tree_alias, tree_attributes)
+MESSAGES: Final = PointReader(_message_resource_alias, _message_alias, message_attributes)
+TREES: Final = PointReader(_tree_resource_alias, _tree_alias, tree_attributes)

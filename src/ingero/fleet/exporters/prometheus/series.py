@@ -214,9 +214,13 @@ class SeriesStore:
 
     Args:
         max_series: Most series that are kept; a histogram counts as one.
+
+    Attributes:
+        n_expiries: How often series were taken away, so that the rows of others, and what is found by them, changed.
     """
 
     def __init__(self, max_series: int) -> None:
+        self.n_expiries = 0
         self.n_series = 0
         self.n_refused = 0
         self.n_conflicts = 0
@@ -310,6 +314,7 @@ class SeriesStore:
             if not family.rows:
                 del self.families[name]
         if n_dropped:
+            self.n_expiries += 1
             self.n_series -= n_dropped
             keys = [
                 np.array(family.keys, dtype=np.int64)
