@@ -1,7 +1,9 @@
 """The whole path of a push: socket, decode, score map, nccl, threshold on the answer.
 
-Fleet runs as users run it, pinned to core 0; the load comes from core 1. Each rate is printed with its ratio to the
-bare decode of the same body, timed in the same run on core 0 while nothing else runs.
+Fleet runs as users run it, pinned to core 0; the load comes from core 1. Over HTTP it is of 1000 nodes in turn: a node
+that pushes again before its last push was looked at costs less. h2load sends one body, so over gRPC it is of one node.
+Each rate is printed with its ratio to the bare decode of the same body, timed in the same run on core 0 while nothing
+else runs.
 
 A rate on a machine that is busy with other things says little, so each line also says how much of its core Fleet got,
 the rate that its CPU time makes on a whole core, and how long its threads waited for the core, for each other included.
@@ -41,6 +43,8 @@ SAYS = "pushes a second through the whole Fleet on one core; the floor is the ba
 BODY = Path(__file__).parents[1] / "tests/data/wire_samples/push_active.json"
 FLEET = Path(sys.executable).parent / "ingero-fleet"
 SERVER_CORE, LOAD_CORE = 0, 1
+N_LOADING = 1000
+"""Nodes in turn, over HTTP."""
 N_NODES, INTERVAL_S = 10_000, 5.0
 LEAD_S = 2.0
 """For the agents to be made before the first of them is due."""
@@ -59,6 +63,12 @@ def build_bodies(node="n1", score=0.94):
     compact = json.dumps(document, separators=(",", ":")).encode()
     export = decode_export(compact, Signal.METRICS, TYPES["json"])
     return {"json": compact, "protobuf": encode_protobuf(export)}
+
+
+def build_nodes():
+    """Its bodies of many nodes, by encoding."""
+    built = [build_bodies(f"node-{number:05}") for number in range(N_LOADING)]
+    return {kind: [one[kind] for one in built] for kind in TYPES}
 
 
 def decode_us(kind, body):
@@ -164,14 +174,30 @@ def on_load_core(command):
     return ["taskset", "-c", str(LOAD_CORE), *map(str, command)]
 
 
-def measure_http(folder, port, kind, body, seconds):
+def write_load(folder, kind, bodies):
+    """A script for wrk that sends these bodies in turn."""
     payload = Path(folder) / f"push.{kind}"
-    payload.write_bytes(body)
+    payload.write_bytes(b"".join(bodies))
     script = Path(folder) / f"{kind}.lua"
     script.write_text(
-        f'local f = io.open("{payload}", "rb")\nwrk.method = "POST"\nwrk.body = f:read("*a")\nf:close()\n'
-        f'wrk.headers["Content-Type"] = "{TYPES[kind]}"\n'
+        f'local f = io.open("{payload}", "rb")\nlocal sizes = {{{",".join(str(len(body)) for body in bodies)}}}\n'
+        f'local headers = {{["Content-Type"] = "{TYPES[kind]}"}}\n'
+        """local requests, at = {}, 0
+function init(args)
+  for i, size in ipairs(sizes) do requests[i] = wrk.format("POST", nil, headers, f:read(size)) end
+  f:close()
+end
+function request()
+  at = at % #requests + 1
+  return requests[at]
+end
+"""
     )
+    return script
+
+
+def measure_http(folder, port, kind, bodies, seconds):
+    script = write_load(folder, kind, bodies)
     url = f"http://127.0.0.1:{port}/v1/metrics?cluster_id=prod+a"
     command = ["wrk", "-t1", "-c16", f"-d{seconds}s", "--latency", "-s", script, url]
     said = subprocess.run(on_load_core(command), capture_output=True, text=True, check=True).stdout
@@ -240,7 +266,7 @@ def run():
     if os.cpu_count() < 2:
         yield "   left out: needs two cores, one for Fleet and one for the load"
         return
-    bodies = build_bodies()
+    bodies, nodes = build_bodies(), build_nodes()
     floors = {kind: decode_us(kind, body) for kind, body in bodies.items()}
     sizes = ", ".join(f"{kind} {len(body)} B" for kind, body in bodies.items())
     yield f"   body: {sizes}"
@@ -249,11 +275,11 @@ def run():
         idle = process.memory_info().rss / 1e6
         yield f"   RSS idle {idle:.1f} MB [asked ≤ 80 MB: {'ok' if idle <= 80 else 'ABOVE'}]"
         warm(ports["http"])
-        for kind, body in bodies.items():
+        for kind in bodies:
             if shutil.which("wrk") is None:
                 yield f"   http {kind}: left out, wrk is not installed (apt-get install wrk)"
                 continue
-            load = partial(measure_http, folder, ports["http"], kind, body, seconds)
+            load = partial(measure_http, folder, ports["http"], kind, nodes[kind], seconds)
             yield show(f"http {kind}", measure(process, seconds, load), floors[kind])
         if shutil.which("h2load") is None:
             yield "   grpc: left out, h2load is not installed (apt-get install nghttp2-client)"

@@ -15,17 +15,25 @@ from functools import partial
 from pathlib import Path
 
 import psutil
-from benchmarks.push import build_bodies, core_s, measure_grpc, measure_http, open_fleet, warm
+from benchmarks.push import (
+    build_bodies,
+    build_nodes,
+    core_s,
+    measure_grpc,
+    measure_http,
+    open_fleet,
+    warm,
+)
 
 SAYS = "pushes a second with two receiving processes, over those of one process in the same run"
 WORKERS = (1, 2)
 
 
-def load_of(name, folder, ports, bodies, seconds):
+def load_of(name, folder, ports, bodies, nodes, seconds):
     transport, _, kind = name.partition(" ")
     if transport == "grpc":
         return partial(measure_grpc, folder, ports["grpc"], bodies["protobuf"], seconds)
-    return partial(measure_http, folder, ports["http"], kind, bodies[kind], seconds)
+    return partial(measure_http, folder, ports["http"], kind, nodes[kind], seconds)
 
 
 def measure(process, load):
@@ -59,7 +67,7 @@ def compare(name, loads, rounds):
 def run():
     seconds = int(os.environ.get("INGERO_BENCH_SECONDS", "10"))
     rounds = int(os.environ.get("INGERO_BENCH_ROUNDS", "3"))
-    bodies = build_bodies()
+    bodies, nodes = build_bodies(), build_nodes()
     with tempfile.TemporaryDirectory() as root, ExitStack() as stack:
         fleets = {}
         for n in WORKERS:
@@ -75,7 +83,7 @@ def run():
                 yield f"   {name}: left out, {tool} is not installed"
                 continue
             loads = {
-                n: (process, load_of(name, folder, ports, bodies, seconds))
+                n: (process, load_of(name, folder, ports, bodies, nodes, seconds))
                 for n, (folder, ports, process) in fleets.items()
             }
             yield from compare(name, loads, rounds)
