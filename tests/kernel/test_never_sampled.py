@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from ingero.agent.capture.discover.gpu_views import read_gpu_view
 from ingero.agent.capture.kernel.abi import Flag, Stacks
 from ingero.agent.capture.probes.engine import EngineSettings
 from ingero.model.events import CudaOp, HostOp, Source
@@ -148,6 +149,9 @@ def test_a_recording_holds_every_collective_and_its_weights_add_up_to_every_call
     assert not exact["lost"].any()
     launches = [line for line in counts if line["op"] == "cudaLaunchKernel"]
     assert len(launches) == 2
+    shown = read_gpu_view(Path("/proc/self"), {})
+    assert shown is not None
+    assert [recording.gpu_views[0, line["pid"]] for line in launches] == [shown, shown]
     for line in launches:
         rows = events[
             (events["pid"] == line["pid"])

@@ -10,6 +10,7 @@ import numpy as np
 
 from ingero.model.arrays import Records
 from ingero.model.events import EVENT, Events
+from ingero.model.gpu_view import GpuView
 from ingero.model.untrusted import clean
 
 AGGREGATE: Final = np.dtype([
@@ -155,6 +156,7 @@ class Recording:
         nodes: Node names; ``events["node"]`` indexes them. A recording without nodes has one: ``""``.
         process_names: Name by (node index, pid or tid).
         ranks: Place in the job by (node index, pid).
+        gpu_views: Which GPUs a process is shown, by (node index, pid).
         aggregates: Rows of AGGREGATE; empty when the recording keeps none.
         coverage: Rows of COVERAGE; empty when the recording keeps none.
         snapshots: Rows of SNAPSHOT by time.
@@ -177,6 +179,7 @@ class Recording:
     nodes: tuple[str, ...] = ("",)
     process_names: Mapping[tuple[int, int], str] = field(default_factory=dict)
     ranks: Mapping[tuple[int, int], ProcessRank] = field(default_factory=dict)
+    gpu_views: Mapping[tuple[int, int], GpuView] = field(default_factory=dict)
     aggregates: Records = field(default_factory=lambda: _no_rows(AGGREGATE))
     coverage: Records = field(default_factory=lambda: _no_rows(COVERAGE))
     snapshots: Records = field(default_factory=lambda: _no_rows(SNAPSHOT))

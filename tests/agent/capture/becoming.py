@@ -1,4 +1,4 @@
-"""A real process that becomes another program, with the next rank in its environment, when it is told to."""
+"""A real process that becomes another program, with the next rank in its environment and a GPU of that number, when it is told to."""
 
 import os
 import subprocess
@@ -9,7 +9,7 @@ PROGRAM = """
 import os, sys
 print(flush=True)
 sys.stdin.readline()
-os.environ["RANK"] = str(int(os.environ["RANK"]) + 1)
+os.environ["RANK"] = os.environ["CUDA_VISIBLE_DEVICES"] = str(int(os.environ["RANK"]) + 1)
 os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
 """
 

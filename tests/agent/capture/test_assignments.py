@@ -10,10 +10,18 @@ from tests.agent.capture.kubelet import container, devices, pod, run_kubelet
 
 from ingero.agent.capture.assignments import AssignmentFinder
 from ingero.agent.capture.discover.identity import Assignment, Pod, ProcessIdentity
+from ingero.model.gpu_view import GpuView
 from ingero.testing.waiting import wait_until
 
 ID = "5f" * 32
-ME = ProcessIdentity(os.getpid(), 7, container=ID, pod=Pod("uid", "train-0", "ml"))
+SHOWN = GpuView(("nvidia0",))
+ME = ProcessIdentity(
+    os.getpid(),
+    7,
+    container=ID,
+    pod=Pod("uid", "train-0", "ml"),
+    assignment=Assignment(gpus=SHOWN),
+)
 GPU_A = devices("nvidia.com/gpu", "GPU-a")
 GPU_B = devices("nvidia.com/gpu", "GPU-b")
 TWO = pod("ml", "train-0", container("main", GPU_A), container("helper", GPU_B))
@@ -52,7 +60,7 @@ def test_a_process_gets_the_devices_of_the_only_container_that_has_some(asking):
         asking.finder.ask(ME)
         wait_until(lambda: asking.found)
     (identity,) = asking.found
-    assert identity.assignment == Assignment("main", ("nvidia.com/gpu=GPU-a",))
+    assert identity.assignment == Assignment("main", ("nvidia.com/gpu=GPU-a",), SHOWN)
     assert dict(identity.resource) == {
         "container.id": ID,
         "ingero.device.ids": "nvidia.com/gpu=GPU-a",
@@ -71,7 +79,7 @@ def test_of_several_containers_with_devices_the_log_says_which_it_is(asking):
         (asking.folder / f"logs/train-0_ml_helper-{ID}.log").touch()
         asking.finder.ask(ME)
         wait_until(lambda: asking.found)
-    assert asking.found[0].assignment == Assignment("helper", ("nvidia.com/gpu=GPU-b",))
+    assert asking.found[0].assignment == Assignment("helper", ("nvidia.com/gpu=GPU-b",), SHOWN)
 
 
 def test_the_logs_name_counts_before_what_the_process_was_told(asking):

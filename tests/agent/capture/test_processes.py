@@ -76,6 +76,16 @@ def test_a_rank_read_before_execve_is_not_told_after_it(monkeypatch):
         assert ranks_of(traced) == [1]
 
 
+def test_a_process_that_chose_another_gpu_for_its_next_program_is_announced_again():
+    traced = TracedProcesses(None, ())
+    with running_rank_0(CUDA_VISIBLE_DEVICES="0") as process:
+        traced.meet(process.pid)
+        become_next(process)
+        traced.on_records(record(process.pid, ProcessEvent.EXEC))
+        shown = [identity.assignment.gpus.visible for identity in traced.pop_met()]
+    assert shown == ["0", "1"]
+
+
 def test_a_thread_with_an_old_answer_leaves_the_newer_question_alone(monkeypatch):
     traced, held = TracedProcesses(None, ()), Held(monkeypatch)
     with running_rank_0() as process:

@@ -23,6 +23,7 @@ from ingero.agent.trace.incidents import (
     identify,
 )
 from ingero.agent.trace.recent_recording import RecentRecording
+from ingero.model.gpu_view import GpuView
 from ingero.model.incidents import Explanation, Severity
 from ingero.model.recording import Session, Unprobed
 from ingero.recording.causal.engine import explain
@@ -102,6 +103,18 @@ def watched(build, max_rows=100_000, n_parts=3):
         replace(last, wall_ns=max((s.stopped_wall_ns for s in recording.sessions), default=0))
     )
     return told, watch
+
+
+def test_what_a_process_is_shown_of_the_gpus_is_part_of_what_is_kept():
+    recording = WORKLOADS["gpu-steal"]().build()
+    recent = RecentRecording(recording.sessions[0], 100_000)
+    for _ in feed(recent, recording):
+        pass
+    recent.put_gpu_views({4821: GpuView(("nvidia0",)), 5100: GpuView(("nvidia1",))})
+    assert recent.freeze().build().gpu_views == {
+        (0, 4821): GpuView(("nvidia0",)),
+        (0, 5100): GpuView(("nvidia1",)),
+    }
 
 
 def keys_of(incidents):

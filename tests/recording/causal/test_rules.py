@@ -9,6 +9,7 @@ from tests.recording.scenarios.faults import FAULTS, device_full
 from tests.recording.scenarios.healthy import HEALTHY
 
 from ingero.model.events import NcclOp, OffCpuReason, Source
+from ingero.model.gpu_view import UNKNOWN, GpuView
 from ingero.model.recording import AGGREGATE
 from ingero.recording.causal.engine import explain
 from ingero.recording.causal.rules import RULES
@@ -67,6 +68,37 @@ def test_ranks_of_one_nccl_communicator_share_no_gpu_whatever_number_each_has_fo
     for pid, comm in zip((4821, 5100), comms, strict=True):
         built.call((source, NcclOp.ALL_REDUCE), after_ns, 1000, pid, arg1=comm)
     assert rules_of(built) == rules
+
+
+HOST = ("nvidia0", "nvidia1")
+
+
+@pytest.mark.parametrize(
+    ("views", "gpus"),
+    [
+        ((GpuView(HOST), GpuView(HOST)), [0]),
+        ((GpuView(HOST, "1"), GpuView(HOST, "1")), [0]),
+        ((GpuView(HOST, "0"), GpuView(HOST, "1")), []),
+        ((GpuView(("nvidia0",)), GpuView(("nvidia1",))), []),
+        ((GpuView(("nvidia1",)), GpuView(("nvidia1",))), [0]),
+        ((GpuView(HOST), UNKNOWN), []),
+    ],
+)
+def test_a_gpu_is_shared_by_those_who_are_shown_the_same_one(views, gpus):
+    recording = next(one for one in SCENARIOS if one.name == "gpu-steal").build().build()
+    shown = dict(zip([(0, 4821), (0, 5100)], views, strict=True))
+    told = explain(replace(recording, gpu_views=shown)).incidents
+    assert [one.rule for one in told] == ["gpu_sharing" for _ in gpus]
+    assert all(f"GPU {gpu} is shared" in one.title for one, gpu in zip(told, gpus, strict=True))
+
+
+def test_a_gpu_is_shared_though_each_has_a_number_of_its_own_for_it():
+    recording = next(one for one in SCENARIOS if one.name == "gpu-steal").build().build()
+    recording.events["gpu_id"][recording.events["pid"] == 5100] = 1
+    views = {(0, 4821): GpuView(HOST, "1"), (0, 5100): GpuView(HOST)}
+    told = explain(replace(recording, gpu_views=views)).incidents
+    assert [one.rule for one in told] == ["gpu_sharing"]
+    assert explain(recording).incidents == ()
 
 
 @pytest.mark.parametrize("name", sorted(HEALTHY))

@@ -11,6 +11,7 @@ from click.testing import CliRunner
 from ingero.cli.main import cli
 from ingero.errors import BadDataError, StoreError
 from ingero.model.events import EVENT
+from ingero.model.gpu_view import UNKNOWN, GpuView
 from ingero.model.recording import AGGREGATE, COVERAGE
 from ingero.recording.causal.engine import explain
 from ingero.recording.export.merge import merge_recordings
@@ -49,6 +50,21 @@ def test_names_of_equal_pids_on_two_nodes_do_not_collide(tmp_path):
     merged = load_recording(tmp_path / "c.db")
     assert merged.process_names == {(0, 7): "train-a", (1, 7): "train-b"}
     assert len(merged.sessions) == 2
+
+
+def test_a_pid_that_was_shown_other_gpus_in_another_file_shares_with_nobody(tmp_path):
+    for name, views in (
+        ("a", {7: GpuView(("nvidia0",)), 8: GpuView(("nvidia0",))}),
+        ("b", {7: GpuView(("nvidia0",)), 8: GpuView(("nvidia1",))}),
+    ):
+        with RecordingWriter(tmp_path / f"{name}.db", "n1") as writer:
+            writer.put_gpu_views(views)
+            event = np.zeros(1, EVENT)
+            event["start_ns"], event["source"], event["op"] = 61 * 10**9, 1, 3
+            writer.put_events(event)
+    merge_recordings([tmp_path / "a.db", tmp_path / "b.db"], tmp_path / "c.db")
+    views = load_recording(tmp_path / "c.db").gpu_views
+    assert views == {(0, 7): GpuView(("nvidia0",)), (0, 8): UNKNOWN}
 
 
 def counted(path, node, count):

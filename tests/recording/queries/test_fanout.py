@@ -17,6 +17,7 @@ from ingero.config import Endpoint
 from ingero.config.tls import TlsClientConfig
 from ingero.errors import BadDataError, ConfigError, RetryableError
 from ingero.model.events import Source
+from ingero.model.gpu_view import GpuView
 from ingero.model.recording import ProcessRank, Unprobed, Unwritten
 from ingero.recording.queries.catalog import QUERIES
 from ingero.recording.queries.explain import explain_nodes
@@ -304,10 +305,14 @@ def test_what_a_node_lost_and_its_stacks_travel_along_and_say_whose_they_are():
         unprobed=(Unprobed(7, "/lib/libnccl.so.2", "gone"),),
         n_damaged=3,
         stacks={5: "[]", 6: '["x"]'},
+        gpu_views={(0, 7): GpuView(("nvidia0",), "0")},
     )
     sent = decode_part(encode_part(holed))
     assert (sent.unwritten, sent.unprobed, sent.n_damaged) == (holed.unwritten, holed.unprobed, 3)
     assert sent.stacks == holed.stacks
+    assert sent.gpu_views == holed.gpu_views
+    joined = join_parts([("a:1", built), ("b:2", sent)])
+    assert joined.gpu_views == {(1, 7): GpuView(("nvidia0",), "0")}
     other = replace(built, nodes=("other",))
     joined = join_parts([("a:1", other), ("b:2", sent)])
     assert joined.describe_missing() == (

@@ -5,6 +5,7 @@ import stat
 import numpy as np
 
 from ingero.model.events import EVENT, Source
+from ingero.model.gpu_view import GpuView
 from ingero.model.recording import Session
 from ingero.recording.store.event_loader import LoadFilter
 from ingero.recording.store.reader import load_recording
@@ -28,6 +29,7 @@ def test_every_row_is_in_one_of_the_files_and_each_has_the_session_and_the_names
     with RecordingWriter(path, "n1", WriterSettings(rollover_bytes=600_000)) as writer:
         writer.put_session(Session(node="n1", started_wall_ns=T0, kernel="6.18"))
         writer.put_process_names({41: "train"}, T0)
+        writer.put_gpu_views({41: GpuView(("nvidia0",))})
         for first in range(0, 12000, 500):
             writer.put_events(rows(first, 500))
             writer.flush()
@@ -39,6 +41,7 @@ def test_every_row_is_in_one_of_the_files_and_each_has_the_session_and_the_names
     for recording in recordings:
         assert [session.kernel for session in recording.sessions] == ["6.18"]
         assert recording.process_name(0, 41) == "train"
+        assert recording.gpu_views == {(0, 41): GpuView(("nvidia0",))}
     for file in aside:
         assert not file.with_name(f"{file.name}-wal").exists()
         assert 400_000 < file.stat().st_size < 600_000

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from ingero.errors import StoreError
 from ingero.model.events import EVENT, Source
+from ingero.model.gpu_view import UNKNOWN, GpuView
 from ingero.model.recording import AGGREGATE, COVERAGE, HISTOGRAM, ProcessRank, Session
 from ingero.recording.export.merge import merge_recordings
 from ingero.recording.store.event_loader import LoadFilter
@@ -145,6 +146,12 @@ def test_ranks_names_session_and_histogram_come_back(tmp_path):
         writer.put_session(Session("ignored", T0, gpu_model="T4", n_cpus=4))
         writer.put_ranks({41: ProcessRank(3, 1, 8)})
         writer.put_process_names({41: "python3"}, T0)
+        writer.put_gpu_views({
+            41: GpuView(("nvidia0", "nvidia1"), "1", "PCI_BUS_ID"),
+            42: GpuView(),
+        })
+        writer.put_gpu_views({43: GpuView((), ""), 44: GpuView(visible="0")})
+        writer.put_gpu_views({43: GpuView((), ""), 44: GpuView(visible="1")})
         writer.put_histograms(bins)
         writer.put_histograms(bins)
         writer.put_events(rows(2))
@@ -152,6 +159,12 @@ def test_ranks_names_session_and_histogram_come_back(tmp_path):
     recording = load_recording(path)
     assert recording.ranks == {(0, 41): ProcessRank(3, 1, 8)}
     assert recording.process_name(0, 41) == "python3"
+    assert recording.gpu_views == {
+        (0, 41): GpuView(("nvidia0", "nvidia1"), "1", "PCI_BUS_ID"),
+        (0, 42): GpuView(),
+        (0, 43): GpuView((), ""),
+        (0, 44): UNKNOWN,
+    }
     assert recording.histograms["count"].tolist() == [8, 10]
     assert recording.histograms["from_ns"].tolist() == [512, 640]
     assert recording.histograms["to_ns"].tolist() == [640, 768]

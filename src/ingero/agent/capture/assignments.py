@@ -125,6 +125,7 @@ class AssignmentFinder:
                 f" only {self._logs} would say"
             )
             return
+        found = replace(found, gpus=identity.assignment.gpus)
         self._on_found(replace(identity, pod=pod, assignment=found))
 
     def _log_once(self, text: str) -> None:

@@ -183,6 +183,7 @@ def _is_same(one: ProcessIdentity, other: ProcessIdentity) -> bool:
 
 
 def _keep_place(identity: ProcessIdentity, known: ProcessIdentity) -> ProcessIdentity:
-    """With its pod and devices, which do not change with the program that a process runs."""
+    """With its pod and devices, which do not change with the program that a process runs; what it chose of them may."""
     pod = known.pod if known.pod.name else identity.pod
-    return replace(identity, pod=pod, assignment=known.assignment)
+    assignment = replace(known.assignment, gpus=identity.assignment.gpus)
+    return replace(identity, pod=pod, assignment=assignment)

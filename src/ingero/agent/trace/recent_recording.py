@@ -12,6 +12,7 @@ import numpy as np
 from ingero.agent.capture.stacks.resolver import Stack
 from ingero.model.arrays import Records
 from ingero.model.events import EVENT, EventFlag, Events
+from ingero.model.gpu_view import GpuView, merge_views
 from ingero.model.recording import (
     AGGREGATE,
     COVERAGE,
@@ -114,6 +115,7 @@ class RecentSnapshot:
             nodes=rest.nodes,
             process_names=rest.process_names,
             ranks=rest.ranks,
+            gpu_views=rest.gpu_views,
             aggregates=rest.aggregates,
             coverage=rest.coverage,
             snapshots=rest.snapshots,
@@ -192,6 +194,7 @@ class RecentRecording:
         self._snapshots: deque[Records] = deque(maxlen=_MAX_SNAPSHOTS)
         self._names: dict[int, str] = {}
         self._ranks: dict[int, ProcessRank] = {}
+        self._gpu_views: dict[int, GpuView] = {}
         self._stacks: dict[int, Stack] = {}
 
     def put_events(self, events: Events) -> None:
@@ -239,6 +242,11 @@ class RecentRecording:
         self._names |= names
         _drop_oldest(self._names, _MAX_NAMES)
 
+    def put_gpu_views(self, views: Mapping[int, GpuView]) -> None:
+        """Keep which GPUs processes are shown."""
+        merge_views(self._gpu_views, views)
+        _drop_oldest(self._gpu_views, _MAX_NAMES)
+
     def put_ranks(self, ranks: Mapping[int, ProcessRank]) -> None:
         """Keep places in the job."""
         self._ranks |= ranks
@@ -261,6 +269,7 @@ class RecentRecording:
             nodes=(self._session.node,),
             process_names={(0, pid): name for pid, name in self._names.items()},
             ranks={(0, pid): place for pid, place in self._ranks.items()},
+            gpu_views={(0, pid): view for pid, view in self._gpu_views.items()},
             aggregates=aggregates,
             coverage=self._coverage.read(),
             histograms=self._histograms.read(),

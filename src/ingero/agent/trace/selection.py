@@ -17,6 +17,7 @@ from ingero.agent.capture.totals import Totals
 from ingero.agent.trace.thinning import thin
 from ingero.model.arrays import Records
 from ingero.model.events import Events, Source
+from ingero.model.gpu_view import GpuView
 from ingero.model.latency import build_bucket_edges_ns
 from ingero.model.recording import AGGREGATE, COVERAGE, HISTOGRAM, ProcessRank
 from ingero.telemetry.clock import Clock
@@ -63,6 +64,10 @@ class Sink(Protocol):
         """Names of processes and threads."""
         ...
 
+    def put_gpu_views(self, views: Mapping[int, GpuView], /) -> object:
+        """Which GPUs processes are shown."""
+        ...
+
     def put_ranks(self, ranks: Mapping[int, ProcessRank], /) -> object:
         """Places of processes in their job."""
         ...
@@ -97,6 +102,8 @@ class Selection:
         self._named.add(identity.pid)
         for sink in self._sinks:
             sink.put_process_names({identity.pid: identity.name}, self._clock.wall_ns())
+            if identity.assignment.gpus is not None:
+                sink.put_gpu_views({identity.pid: identity.assignment.gpus})
             if identity.launcher:
                 sink.put_ranks({identity.pid: identity.place})
 

@@ -6,9 +6,9 @@ checked.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import msgspec
 import numpy as np
@@ -16,6 +16,7 @@ import numpy as np
 from ingero.errors import BadDataError
 from ingero.model.arrays import Records
 from ingero.model.events import EVENT, EventFlag
+from ingero.model.gpu_view import GpuView
 from ingero.model.recording import (
     AGGREGATE,
     COVERAGE,
@@ -38,6 +39,7 @@ _TABLES: Final = {
     "events": EVENT, "aggregates": AGGREGATE, "coverage": COVERAGE, "snapshots": SNAPSHOT,
     "histograms": HISTOGRAM,
 }  # fmt: skip
+FactT = TypeVar("FactT")
 _LAYOUT: Final = repr([dtype.descr for dtype in _TABLES.values()])
 
 
@@ -57,6 +59,7 @@ class _Part(msgspec.Struct, forbid_unknown_fields=True):
     unwritten: list[Unwritten] = []
     n_damaged: int = 0
     stacks: dict[int, str] = {}
+    gpu_views: list[tuple[int, int, GpuView]] = []
 
 
 def encode_part(recording: Recording) -> bytes:
@@ -81,6 +84,7 @@ def encode_part(recording: Recording) -> bytes:
             list(recording.unwritten),
             recording.n_damaged,
             _choose_stacks(recording),
+            [(*key, view) for key, view in recording.gpu_views.items()],
         )
     )
 
@@ -136,6 +140,7 @@ def decode_part(body: bytes) -> Recording:
         unwritten=tuple(part.unwritten),
         n_damaged=part.n_damaged,
         stacks=part.stacks,
+        gpu_views={(node, pid): view for node, pid, view in part.gpu_views},
     )
 
 
@@ -147,6 +152,13 @@ def _as_rows(part: _Part, name: str, dtype: np.dtype[np.void]) -> Records:
     if len(rows) and int(rows["node"].max()) >= len(part.nodes):
         raise BadDataError(f"its {name} name a node that it does not have")
     return rows
+
+
+def _shift(
+    of_processes: Mapping[tuple[int, int], FactT], first: int
+) -> dict[tuple[int, int], FactT]:
+    """Facts of processes whose nodes get other numbers."""
+    return {(node + first, pid): fact for (node, pid), fact in of_processes.items()}
 
 
 def join_parts(parts: Sequence[tuple[str, Recording]]) -> Recording:
@@ -163,6 +175,7 @@ def join_parts(parts: Sequence[tuple[str, Recording]]) -> Recording:
     unprobed: list[Unprobed] = []
     unwritten: list[Unwritten] = []
     stacks: dict[int, str] = {}
+    gpu_views: dict[tuple[int, int], GpuView] = {}
     for address, recording in parts:
         first = len(nodes)
         for name in recording.nodes:
@@ -183,11 +196,10 @@ def join_parts(parts: Sequence[tuple[str, Recording]]) -> Recording:
             mine = getattr(recording, table).copy()
             mine["node"] += first
             rows.append(mine)
-        names |= {
-            (node + first, pid): name for (node, pid), name in recording.process_names.items()
-        }
+        names |= _shift(recording.process_names, first)
         stacks |= recording.stacks
-        ranks |= {(node + first, pid): rank for (node, pid), rank in recording.ranks.items()}
+        gpu_views |= _shift(recording.gpu_views, first)
+        ranks |= _shift(recording.ranks, first)
     joined: dict[str, Any] = {
         name: np.concatenate(rows) if rows else np.empty(0, _TABLES[name])
         for name, rows in tables.items()
@@ -203,6 +215,7 @@ def join_parts(parts: Sequence[tuple[str, Recording]]) -> Recording:
         unwritten=tuple(unwritten),
         n_damaged=sum(recording.n_damaged for _, recording in parts),
         stacks=stacks,
+        gpu_views=gpu_views,
         n_events_stored=sum(recording.n_events_stored for _, recording in parts),
         is_truncated=any(recording.is_truncated for _, recording in parts),
         has_gpu_ids=all(recording.has_gpu_ids for _, recording in parts),

@@ -16,6 +16,7 @@ from typing import Any, Final
 import numpy as np
 
 from ingero.model.arrays import Records
+from ingero.model.gpu_view import GpuView, merge_views
 from ingero.model.recording import (
     AGGREGATE,
     COVERAGE,
@@ -30,6 +31,7 @@ from ingero.model.recording import (
 from ingero.recording.store.event_loader import EventLoader, LoadFilter, RowSelection
 from ingero.recording.store.files import open_recording, store_errors, table_columns
 from ingero.recording.store.pages import open_scratch
+from ingero.recording.store.rows import read_view
 from ingero.recording.store.schema import OCTAVES
 from ingero.recording.store.typed import INT64, Kind, int_range, select_typed
 
@@ -109,6 +111,7 @@ class _Loader:
             nodes=selection.nodes,
             process_names=self._load_names(events),
             ranks=self._load_ranks(events),
+            gpu_views=self._load_gpu_views(),
             aggregates=self._load_table("event_aggregates", AGGREGATE, _AGGREGATE_COLUMNS),
             coverage=self._load_table("coverage", COVERAGE, _COVERAGE_COLUMNS),
             snapshots=np.sort(
@@ -187,6 +190,20 @@ class _Loader:
                 if isinstance(comm, str) and comm:
                     names[node_idx, pid] = comm
         return names | self._load_ambiguous()
+
+    def _load_gpu_views(self) -> dict[tuple[int, int], GpuView]:
+        if not table_columns(self._connection, "process_gpus"):
+            return {}
+        kinds: dict[str, Kind] = {"node": str, "pid": INT64, "nodes": str, "visible": str}
+        kinds["device_order"] = str
+        rows, n_damaged = select_typed(self._connection, "process_gpus", kinds)
+        self._n_damaged += n_damaged
+        views: dict[tuple[int, int], GpuView] = {}
+        for node, pid, *view in rows:
+            node_idx = self._selection.node_idx.get(node)
+            if node_idx is not None and self._selection.is_chosen(node):
+                merge_views(views, {(node_idx, pid): read_view(*view)})
+        return views
 
     def _load_ambiguous(self) -> dict[tuple[int, int], str]:
         """Names of pids that are different processes in the recordings that were merged: all, the earliest first."""

@@ -9,6 +9,7 @@ import numpy as np
 
 from ingero.model.arrays import IntArray, Records
 from ingero.model.events import EventFlag, Events, is_stored_at_end
+from ingero.model.gpu_view import GpuView
 from ingero.model.recording import ProcessRank
 from ingero.units import NS_PER_S
 
@@ -143,3 +144,17 @@ def aggregate_rows(aggregates: Records, node: str) -> list[tuple[object, ...]]:
     )  # fmt: skip
     columns = zip(*(aggregates[name].tolist() for name in names), strict=True)
     return [(b, s, o, p, node, count, 0, *rest) for b, s, o, p, count, *rest in columns]
+
+
+_UNSET: Final = "unset"
+
+
+def write_view(view: GpuView) -> tuple[str, str, str]:
+    """The columns of ``process_gpus`` that say what a process is shown."""
+    return ",".join(view.nodes), _UNSET if view.visible is None else view.visible, view.order
+
+
+def read_view(nodes: str, visible: str, order: str) -> GpuView:
+    """What these columns say."""
+    shown = tuple(nodes.split(",")) if nodes else ()
+    return GpuView(shown, None if visible == _UNSET else visible, order)

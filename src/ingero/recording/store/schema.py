@@ -66,6 +66,10 @@ TABLES: Final[dict[str, str]] = {
   pid INTEGER NOT NULL, name TEXT NOT NULL, seen_at INTEGER NOT NULL DEFAULT 0,
   node TEXT NOT NULL DEFAULT '', PRIMARY KEY (pid, node)
 """,
+    "process_gpus": """
+  pid INTEGER NOT NULL, nodes TEXT NOT NULL, visible TEXT NOT NULL, device_order TEXT NOT NULL,
+  node TEXT NOT NULL DEFAULT '', PRIMARY KEY (pid, nodes, visible, device_order, node)
+""",
     "event_aggregates": _COUNTS,
     "event_aggregates_5s": _COUNTS,
     "latency_buckets": """
@@ -161,6 +165,7 @@ CARRIED_OVER: Final = (
         "INSERT INTO sessions VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
     ),
     ("SELECT * FROM process_names", "INSERT INTO process_names VALUES (?, ?, ?, ?)"),
+    ("SELECT * FROM process_gpus", "INSERT INTO process_gpus VALUES (?, ?, ?, ?, ?)"),
     ("SELECT * FROM unprobed WHERE until = 0", "INSERT INTO unprobed VALUES (?, ?, ?, ?, ?, ?)"),
     ("SELECT * FROM cgroup_metadata", "INSERT INTO cgroup_metadata VALUES (?, ?, ?, ?, ?, ?)"),
 )
@@ -174,6 +179,9 @@ SCHEMA_INFO: Final[dict[str, str]] = {
     "arg0_note": "bytes for allocations and copies, function for launches, handle for synchronisations, sectors for io",
     "unprobed_note": "libraries whose calls are in no table between since and until; an until of 0 is the end "
     "of the recording",
+    "process_gpus_note": "nodes are the NVIDIA devices in a process's /dev, by commas; visible is its "
+    "CUDA_VISIBLE_DEVICES, 'unset' without one; several rows of a process: it was shown others after an exec, or "
+    "its number was given to another",
     "latency_note": "latency_buckets counts every call whose duration is in [from_ns, to_ns), per minute",
     "aggregates_note": "count is every call, stored is rows kept, lost is rows that should have been kept and "
     "were not; all are added to",

@@ -20,6 +20,7 @@ from typing_extensions import override
 from ingero.closing import Closing
 from ingero.model.arrays import Records
 from ingero.model.events import Events
+from ingero.model.gpu_view import GpuView
 from ingero.model.recording import ProcessRank, Session, Unprobed
 from ingero.recording.store.appending import RecordingAppender, Work, run_many
 from ingero.recording.store.losses import Loss, LossCounts
@@ -30,6 +31,7 @@ from ingero.recording.store.rows import (
     INSERT_ANNOTATION,
     INSERT_SNAPSHOT,
     aggregate_rows,
+    write_view,
 )
 from ingero.recording.store.settings import WriterCounters, WriterSettings
 
@@ -183,6 +185,11 @@ class RecordingWriter(WriterThread):
         """Name processes and threads; a later name replaces an earlier one."""
         rows = [(pid, name, seen_wall_ns, self._node) for pid, name in names.items()]
         self._put_rows("INSERT OR REPLACE INTO process_names VALUES (?, ?, ?, ?)", rows)
+
+    def put_gpu_views(self, views: Mapping[int, GpuView]) -> None:
+        """Note which GPUs processes are shown; all that is said of a process stays."""
+        rows = [(pid, *write_view(view), self._node) for pid, view in views.items()]
+        self._put_rows("INSERT OR IGNORE INTO process_gpus VALUES (?, ?, ?, ?, ?)", rows)
 
     def put_ranks(self, ranks: Mapping[int, ProcessRank]) -> None:
         """Stamp every later row of these processes with its place in the job."""

@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import Final
 
 from ingero.agent.capture.discover.cgroups import CgroupMembership, choose_path, seen_cgroups
+from ingero.agent.capture.discover.gpu_views import read_gpu_view
+from ingero.model.gpu_view import GpuView
 from ingero.model.recording import ProcessRank
 from ingero.wire.process_resource import ResourceKey, join_devices
 
@@ -65,15 +67,17 @@ class Pod:
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """What the kubelet gave to a process's container; empty where nothing is known.
+    """What was given to a process's container; empty where nothing is known.
 
     Attributes:
-        container: The container's name in its pod.
+        container: The container's name in its pod, as the kubelet says, as is the next.
         devices: As CDI names devices, such as ``nvidia.com/gpu=GPU-8f…``.
+        gpus: Which GPUs the process is shown.
     """
 
     container: str = ""
     devices: tuple[str, ...] = ()
+    gpus: GpuView | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +111,7 @@ class ProcessIdentity:
         pod: Its Kubernetes pod.
         slurm: Its step of a Slurm job.
         meeting: Where the ranks of its job meet; see `find_meeting`.
-        assignment: What the kubelet gave to its container.
+        assignment: What was given to its container.
     """
 
     pid: int
@@ -240,6 +244,7 @@ def read_identity(
         _find_pod(pod_uid, variables, folder) if pod_uid else Pod(),
         _find_slurm_step(variables, slurm),
         find_meeting(variables),
+        Assignment(gpus=read_gpu_view(folder, variables)),
     )
 
 

@@ -1,18 +1,20 @@
 """Several processes on one GPU: one waits longer exactly while the other runs.
 
-A device's number is the process's own: two containers, or two values of ``CUDA_VISIBLE_DEVICES``, have a device 0 each.
+A device's number is the process's own (`ingero.model.gpu_view`): two that are not known to mean the same one are not
+said to share it.
 Ranks of one NCCL communicator are never said to share one: NCCL refuses two ranks of a host on one device (init.cc,
 ``Duplicate GPU detected``), and each waits while the other runs whatever device it has.
 """
 
 from __future__ import annotations
 
-from itertools import permutations
+from itertools import permutations, product
 from typing import Final
 
 import numpy as np
 
 from ingero.model.events import Source
+from ingero.model.gpu_view import find_same
 from ingero.model.operations import OpKind
 from ingero.recording.causal.evidence import EventRows, Evidence, Process, remembered
 from ingero.recording.causal.finding import Contrast, Finding, Needs, name_cause, rule
@@ -37,13 +39,18 @@ def _communicators(evidence: Evidence, process: Process) -> set[int]:
     return set(np.unique(evidence.column("arg1", process.calls.where(is_nccl))).tolist()) - {0}
 
 
-def _shared_gpus(evidence: Evidence, one: Process, other: Process) -> set[int]:
-    """Devices that two processes of a node may share, by the number that both have for it."""
+def _shared_gpus(evidence: Evidence, one: Process, other: Process) -> set[tuple[int, int]]:
+    """Devices that two processes of a node share, by the number that each has for it."""
     if one is other or one.node != other.node:
         return set()
     if _communicators(evidence, one) & _communicators(evidence, other):
         return set()
-    return _gpus(evidence, one) & _gpus(evidence, other)
+    views = evidence.recording.gpu_views
+    return find_same(
+        views.get((one.node, one.pid)),
+        views.get((other.node, other.pid)),
+        product(_gpus(evidence, one), _gpus(evidence, other)),
+    )
 
 
 def _has_company(evidence: Evidence, process: Process) -> bool:
@@ -62,23 +69,33 @@ def gpu_sharing(evidence: Evidence) -> list[Finding]:
     """The victim that loses most, once per GPU; nothing without real device numbers."""
     if not evidence.recording.has_gpu_ids:
         return []
-    found: dict[tuple[int, int], Finding] = {}
+    found: dict[tuple[int, str], Finding] = {}
     for victim, other in permutations(evidence.gpu_processes, 2):
-        for gpu in _shared_gpus(evidence, victim, other):
-            finding = _judge(evidence, victim, other, gpu)
-            best = found.get((victim.node, gpu))
+        for gpu, theirs in _shared_gpus(evidence, victim, other):
+            finding = _judge(evidence, victim, other, (gpu, theirs))
+            key = (victim.node, _describe_device(evidence, victim, gpu))
+            best = found.get(key)
             if finding is not None and (best is None or finding.lost_ns > best.lost_ns):
-                found[victim.node, gpu] = finding
+                found[key] = finding
     return [found[key] for key in sorted(found)]
+
+
+def _describe_device(evidence: Evidence, process: Process, gpu: int) -> str:
+    """A text of a device that is the same for all processes that share it."""
+    view = evidence.recording.gpu_views.get((process.node, process.pid))
+    return str(gpu if view is None else view.find(gpu))
 
 
 def _on(evidence: Evidence, rows: EventRows, gpu: int) -> EventRows:
     return rows.where(evidence.column("gpu_id", rows) == gpu)
 
 
-def _judge(evidence: Evidence, victim: Process, other: Process, gpu: int) -> Finding | None:
+def _judge(
+    evidence: Evidence, victim: Process, other: Process, numbers: tuple[int, int]
+) -> Finding | None:
+    gpu, theirs = numbers
     syncs = _on(evidence, victim.calls.of(OpKind.SYNC), gpu)
-    busy = _on(evidence, other.calls.of(*_WORKS), gpu).intervals
+    busy = _on(evidence, other.calls.of(*_WORKS), theirs).intervals
     # At the moment the wait begins: a long wait overlaps more of anything, which would prove nothing.
     is_shared = busy.covered_ns(syncs.starts, syncs.starts + 1) > 0
     response = Contrast.of(syncs.durations, is_shared, _MIN_CASES)
