@@ -15,6 +15,7 @@ from benchmarks import (
     echo,
     explain,
     failing,
+    ingest,
     judge,
     kubernetes_nodes,
     live_page,
@@ -32,6 +33,7 @@ from benchmarks import (
 
 BENCHMARKS = (
     push,
+    ingest,
     workers,
     takeover,
     collectives,
