@@ -196,10 +196,10 @@ end
     return script
 
 
-def measure_http(folder, port, kind, bodies, seconds):
+def measure_http(folder, port, kind, bodies, seconds, n_connections=16):
     script = write_load(folder, kind, bodies)
     url = f"http://127.0.0.1:{port}/v1/metrics?cluster_id=prod+a"
-    command = ["wrk", "-t1", "-c16", f"-d{seconds}s", "--latency", "-s", script, url]
+    command = ["wrk", "-t1", f"-c{n_connections}", f"-d{seconds}s", "--latency", "-s", script, url]
     said = subprocess.run(on_load_core(command), capture_output=True, text=True, check=True).stdout
     rate = float(re.search(r"Requests/sec:\s+([\d.]+)", said)[1])
     p99 = re.search(r"99%\s+([\d.]+)(us|ms|s)", said)
@@ -208,12 +208,21 @@ def measure_http(folder, port, kind, bodies, seconds):
     return rate, p99_ms, int(bad[1]) if bad else 0
 
 
-def measure_grpc(folder, port, body, seconds):
+def measure_grpc(folder, port, body, seconds, n_connections=4):
     payload = Path(folder) / "push.grpc"
     payload.write_bytes(b"\0" + len(body).to_bytes(4, "big") + body)
     log = Path(folder) / "h2load.log"
     log.unlink(missing_ok=True)
-    command = ["h2load", "-t1", "-c4", "-m8", f"-D{seconds}", f"--log-file={log}", "-d", payload]
+    command = [
+        "h2load",
+        "-t1",
+        f"-c{n_connections}",
+        "-m8",
+        f"-D{seconds}",
+        f"--log-file={log}",
+        "-d",
+        payload,
+    ]
     command += ["-H", "content-type: application/grpc", "-H", "te: trailers"]
     command += [f"http://127.0.0.1:{port}{GRPC_PATH}"]
     said = subprocess.run(on_load_core(command), capture_output=True, text=True, check=True).stdout

@@ -1,5 +1,7 @@
 """What `service.workers: 2` gives over one process: two Fleets side by side, loaded in turn, each free on every core.
 
+Over hundreds of connections, as agents have: what arrives together is handed over, and answered, together.
+
 The load has no core of its own, so on two cores a rate says what is left after the load took its part. The CPU time of
 a push does not: the judge's share of it is what bounds any number of workers.
 
@@ -27,13 +29,17 @@ from benchmarks.push import (
 
 SAYS = "pushes a second with two receiving processes, over those of one process in the same run"
 WORKERS = (1, 2)
+N_CONNECTIONS = 256
+"""Over gRPC an eighth, with eight calls each."""
 
 
 def load_of(name, folder, ports, bodies, nodes, seconds):
     transport, _, kind = name.partition(" ")
     if transport == "grpc":
-        return partial(measure_grpc, folder, ports["grpc"], bodies["protobuf"], seconds)
-    return partial(measure_http, folder, ports["http"], kind, nodes[kind], seconds)
+        load = partial(measure_grpc, folder, ports["grpc"], bodies["protobuf"], seconds)
+        return partial(load, n_connections=N_CONNECTIONS // 8)
+    load = partial(measure_http, folder, ports["http"], kind, nodes[kind], seconds)
+    return partial(load, n_connections=N_CONNECTIONS)
 
 
 def measure(process, load):
