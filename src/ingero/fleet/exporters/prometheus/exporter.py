@@ -22,7 +22,7 @@ from ingero.fleet.exporters.prometheus.config import PrometheusConfig
 from ingero.fleet.exporters.prometheus.formats import ExpositionFormat, choose_format
 from ingero.fleet.exporters.prometheus.intake import SeriesIntake
 from ingero.fleet.exporters.prometheus.protobuf import iter_protobuf
-from ingero.fleet.exporters.prometheus.repeats import DELTA
+from ingero.fleet.exporters.prometheus.reading import DELTA
 from ingero.fleet.exporters.prometheus.series import SeriesStore
 from ingero.fleet.exporters.prometheus.text import ExpositionSettings, iter_exposition
 from ingero.fleet.factory import METRICS_ONLY, ExporterFactory

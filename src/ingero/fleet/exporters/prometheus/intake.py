@@ -11,13 +11,15 @@ from functools import lru_cache, partial
 from typing import Any, Final, NamedTuple
 
 from ingero.fleet.exporters.prometheus.config import PrometheusConfig
-from ingero.fleet.exporters.prometheus.reading import MESSAGES, TREES, Alias, PointReader, alias_of
-from ingero.fleet.exporters.prometheus.repeats import (
+from ingero.fleet.exporters.prometheus.reading import (
     DELTA,
-    PushedMetrics,
-    Repetitions,
-    read_number,
+    MESSAGES,
+    TREES,
+    Alias,
+    PointReader,
+    alias_of,
 )
+from ingero.fleet.exporters.prometheus.repeats import PushedMetrics, Repetitions
 from ingero.fleet.exporters.prometheus.series import (
     LONG_AGO_NS,
     Family,
@@ -186,7 +188,7 @@ class SeriesIntake:
                 continue
             if is_monotonic and raw.exemplars:
                 _keep_exemplars(family, row, raw, keep_latest)
-            value = read_number(raw)
+            value = reader.number(raw)
             family.values[row] = family.values[row] + value if is_delta else value
             time_ns = raw.time_unix_nano
             family.times_ms[row] = (

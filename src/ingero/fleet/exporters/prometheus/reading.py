@@ -5,12 +5,15 @@ Below the intake; knows no series. `ingero.otlp.codec.iter_points` reads everyth
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Final, NamedTuple, TypeAlias
 
 from ingero.otlp.codec.structs import Proto, Value
 from ingero.otlp.codec.values import message_attributes, message_value, tree_attributes, tree_value
 
+DELTA: Final = 1
+"""AggregationTemporality of points that add up."""
 Alias: TypeAlias = str | bytes
 """What is equal for equal attributes in the same order: a text, or a resource as it arrived."""
 
@@ -52,19 +55,34 @@ def _tree_resource_alias(resource: Proto) -> Alias:
     return "" if resource is None else _tree_alias(resource.attributes, frozenset())
 
 
+def _read_message_number(raw: Proto) -> float:
+    which = raw.WhichOneof("value")
+    return math.nan if which is None else float(getattr(raw, which))
+
+
+def _read_tree_number(raw: Proto) -> float:
+    if raw.as_double is not None:
+        return float(raw.as_double)
+    return math.nan if raw.as_int is None else float(raw.as_int)
+
+
 class PointReader(NamedTuple):
     """How one of the two encodings is read.
 
     Attributes:
+        number: The value of a point; NaN where it has none.
         resource_alias: What is equal for equal resources, and short.
         alias: Likewise of attributes, without some of them.
         attributes: Attributes as a dictionary.
     """
 
+    number: Callable[[Proto], float]
     resource_alias: Callable[[Proto], Alias]
     alias: Callable[[Proto, frozenset[str]], str]
     attributes: Callable[[Proto], dict[str, Value]]
 
 
-MESSAGES: Final = PointReader(_message_resource_alias, _message_alias, message_attributes)
-TREES: Final = PointReader(_tree_resource_alias, _tree_alias, tree_attributes)
+MESSAGES: Final = PointReader(
+    _read_message_number, _message_resource_alias, _message_alias, message_attributes
+)
+TREES: Final = PointReader(_read_tree_number, _tree_resource_alias, _tree_alias, tree_attributes)

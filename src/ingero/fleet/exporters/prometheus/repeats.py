@@ -14,6 +14,7 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple, Protocol, TypeAlias
 
+from ingero.fleet.exporters.prometheus.reading import DELTA
 from ingero.fleet.exporters.prometheus.series import LONG_AGO_NS, Family, SeriesStore
 from ingero.otlp.codec import PointKind
 from ingero.otlp.codec.export import MetricEntry
@@ -21,8 +22,6 @@ from ingero.otlp.codec.structs import Proto
 from ingero.units import NS_PER_MS
 from ingero.wire.names import MIN_PLAUSIBLE_NS
 
-DELTA: Final = 1
-"""AggregationTemporality of points that add up."""
 _MAX_POINTS: Final = 256
 """Of one push: more are walked each time."""
 _MAX_LAYOUT_POINTS: Final = 50_000
@@ -261,16 +260,6 @@ class Repetitions:
             shared = self._layouts[known.layout.key] = known.layout
         known.layout = shared
         return True
-
-
-def read_number(point: Proto) -> float:
-    """The value of a point of either encoding; NaN where it has none."""
-    if hasattr(point, "WhichOneof"):
-        which = point.WhichOneof("value")
-        return math.nan if which is None else float(getattr(point, which))
-    if point.as_double is not None:
-        return float(point.as_double)
-    return math.nan if point.as_int is None else float(point.as_int)
 
 
 def _is_cumulative(data: Proto, *, is_monotonic: bool) -> bool:
