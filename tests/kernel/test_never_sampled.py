@@ -150,7 +150,6 @@ def test_a_recording_holds_every_collective_and_its_weights_add_up_to_every_call
     launches = [line for line in counts if line["op"] == "cudaLaunchKernel"]
     assert len(launches) == 2
     shown = read_gpu_view(Path("/proc/self"), {})
-    assert shown is not None
     assert [recording.gpu_views[0, line["pid"]] for line in launches] == [shown, shown]
     for line in launches:
         rows = events[

@@ -6,9 +6,9 @@ import sys
 
 import pytest
 
+from ingero.agent.capture.discover import identity
 from ingero.agent.capture.discover.gpu_views import read_gpu_view
-from ingero.agent.capture.discover.identity import read_identity
-from ingero.model.gpu_view import GpuView
+from ingero.model.gpu_view import UNKNOWN, GpuView
 
 
 def show(tmp_path, *names):
@@ -32,8 +32,17 @@ def test_a_choice_of_no_device_is_not_no_choice(tmp_path):
     assert read_gpu_view(folder, {"CUDA_VISIBLE_DEVICES": ""}) == GpuView(("nvidia0",), "")
 
 
-def test_nothing_is_known_of_a_process_that_is_gone(tmp_path):
-    assert read_gpu_view(tmp_path, {}) is None
+def test_a_process_that_is_gone_or_may_not_be_read_shares_with_nobody(tmp_path):
+    assert read_gpu_view(tmp_path, {}) == UNKNOWN
+    assert read_gpu_view(show(tmp_path, "nvidia0"), None) == UNKNOWN
+
+
+def test_an_environment_that_may_not_be_read_is_no_environment_without_a_choice(monkeypatch):
+    def refuse(*_):
+        raise PermissionError
+
+    monkeypatch.setattr(identity, "_read_environment", refuse)
+    assert identity.read_identity(os.getpid()).assignment.gpus == UNKNOWN
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
@@ -48,7 +57,7 @@ def test_a_process_in_a_folder_of_devices_of_its_own_is_shown_those(number):
     ) as process:
         try:
             assert process.stderr.readline() == b"ready\n"
-            identity = read_identity(process.pid)
+            found = identity.read_identity(process.pid)
         finally:
             process.communicate(b"\n")
-    assert identity.assignment.gpus == GpuView((f"nvidia{number}",), "0")
+    assert found.assignment.gpus == GpuView((f"nvidia{number}",), "0")

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
-from ingero.model.gpu_view import GpuView
+from ingero.model.gpu_view import UNKNOWN, GpuView
 
 _NODE: Final = re.compile(r"nvidia\d+")
 _CAPABILITY: Final = re.compile(r"nvidia-cap\d+")
@@ -19,18 +19,20 @@ _CAPABILITIES: Final = "nvidia-caps"
 _MAX_CHARS: Final = 4096
 
 
-def read_gpu_view(folder: Path, variables: Mapping[str, str]) -> GpuView | None:
-    """What a process is shown; None where its root may not be read, or it is gone.
+def read_gpu_view(folder: Path, variables: Mapping[str, str] | None) -> GpuView:
+    """What a process is shown; `UNKNOWN` where its root may not be read, or it is gone.
 
     Args:
         folder: ``/proc/PID``.
-        variables: Its environment.
+        variables: Its environment; None where it may not be read.
     """
+    if variables is None:
+        return UNKNOWN
     devices = folder / "root/dev"
     try:
         nodes = [one.name for one in devices.iterdir() if _NODE.fullmatch(one.name)]
     except OSError:
-        return None
+        return UNKNOWN
     try:
         capabilities = [
             f"{_CAPABILITIES}/{one.name}"

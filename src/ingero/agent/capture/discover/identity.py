@@ -72,7 +72,7 @@ class Assignment:
     Attributes:
         container: The container's name in its pod, as the kubelet says, as is the next.
         devices: As CDI names devices, such as ``nvidia.com/gpu=GPU-8f…``.
-        gpus: Which GPUs the process is shown.
+        gpus: Which GPUs the process is shown; None where nobody looked.
     """
 
     container: str = ""
@@ -221,8 +221,9 @@ def read_identity(
         return None
     try:
         variables = parse_environment(_read_environment(folder, n_reads))
+        gpus = read_gpu_view(folder, variables)
     except OSError:
-        variables = {}
+        variables, gpus = {}, read_gpu_view(folder, None)
     try:
         path, container, pod_uid, slurm = parse_cgroup(seen_cgroups(proc).read(pid))
     except OSError:
@@ -244,7 +245,7 @@ def read_identity(
         _find_pod(pod_uid, variables, folder) if pod_uid else Pod(),
         _find_slurm_step(variables, slurm),
         find_meeting(variables),
-        Assignment(gpus=read_gpu_view(folder, variables)),
+        Assignment(gpus=gpus),
     )
 
 
