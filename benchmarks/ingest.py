@@ -14,18 +14,15 @@ import subprocess
 import tempfile
 import time
 from contextlib import ExitStack, contextmanager
-from functools import partial
 from pathlib import Path
 
 import psutil
 from benchmarks.push import (
     SERVER_CORE,
-    build_bodies,
+    build_load,
     build_nodes,
     core_s,
     find_port,
-    measure_grpc,
-    measure_http,
     open_fleet,
     wait_until_listening,
     warm,
@@ -65,7 +62,7 @@ def run():
     if os.cpu_count() < 2 or not ROTEL.exists():
         yield "   left out: needs two cores, and Rotel (scripts/install_rotel)"
         return
-    bodies, nodes = build_bodies(), build_nodes()
+    nodes = build_nodes()
     with tempfile.TemporaryDirectory() as root, ExitStack() as stack:
         folders = {name: Path(root) / name for name in ("fleet", "rotel")}
         for folder in folders.values():
@@ -83,16 +80,8 @@ def run():
             seen = {server: [] for server in servers}
             for _ in range(rounds):
                 for server, (ports, process) in servers.items():
-                    folder, kind = folders[server], name.rpartition(" ")[2]
-                    load = (
-                        partial(measure_grpc, folder, ports["grpc"], bodies["protobuf"], seconds)
-                        if name == "grpc"
-                        else partial(
-                            measure_http, folder, ports["http"], kind, nodes[kind], seconds
-                        )
-                    )
+                    load = build_load(name, folders[server], ports, nodes, seconds=seconds)
                     seen[server].append(_measure(process, load))
-                    time.sleep(0.5)
             yield from _compare(name, seen)
 
 

@@ -242,6 +242,14 @@ def core_s(process):
     return ran_ns / 1e9, waited_ns / 1e9
 
 
+def build_load(name, folder, ports, bodies, **how):
+    """Of a protocol's name, such as ``http json``: what measures it; ``bodies`` of each node, ``how`` as for both below."""
+    transport, _, kind = name.partition(" ")
+    if transport == "grpc":
+        return partial(measure_grpc, folder, ports["grpc"], bodies["protobuf"][0], **how)
+    return partial(measure_http, folder, ports["http"], kind, bodies[kind], **how)
+
+
 def measure(process, seconds, action):
     """What ``action`` returns, and the shares of the time in which Fleet ran and in which it waited for its core."""
     before = core_s(process)

@@ -13,16 +13,13 @@ import shutil
 import statistics
 import tempfile
 from contextlib import ExitStack
-from functools import partial
 from pathlib import Path
 
 import psutil
 from benchmarks.push import (
-    build_bodies,
+    build_load,
     build_nodes,
     core_s,
-    measure_grpc,
-    measure_http,
     open_fleet,
     warm,
 )
@@ -31,15 +28,6 @@ SAYS = "pushes a second with two receiving processes, over those of one process 
 WORKERS = (1, 2)
 N_CONNECTIONS = 256
 """Over gRPC an eighth, with eight calls each."""
-
-
-def load_of(name, folder, ports, bodies, nodes, seconds):
-    transport, _, kind = name.partition(" ")
-    if transport == "grpc":
-        load = partial(measure_grpc, folder, ports["grpc"], bodies["protobuf"], seconds)
-        return partial(load, n_connections=N_CONNECTIONS // 8)
-    load = partial(measure_http, folder, ports["http"], kind, nodes[kind], seconds)
-    return partial(load, n_connections=N_CONNECTIONS)
 
 
 def measure(process, load):
@@ -73,7 +61,7 @@ def compare(name, loads, rounds):
 def run():
     seconds = int(os.environ.get("INGERO_BENCH_SECONDS", "10"))
     rounds = int(os.environ.get("INGERO_BENCH_ROUNDS", "3"))
-    bodies, nodes = build_bodies(), build_nodes()
+    nodes = build_nodes()
     with tempfile.TemporaryDirectory() as root, ExitStack() as stack:
         fleets = {}
         for n in WORKERS:
@@ -88,8 +76,10 @@ def run():
             if shutil.which(tool) is None:
                 yield f"   {name}: left out, {tool} is not installed"
                 continue
+            n_connections = N_CONNECTIONS // 8 if name == "grpc" else N_CONNECTIONS
+            how = {"seconds": seconds, "n_connections": n_connections}
             loads = {
-                n: (process, load_of(name, folder, ports, bodies, nodes, seconds))
+                n: (process, build_load(name, folder, ports, nodes, **how))
                 for n, (folder, ports, process) in fleets.items()
             }
             yield from compare(name, loads, rounds)
