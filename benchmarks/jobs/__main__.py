@@ -15,7 +15,7 @@ import time
 from fnmatch import fnmatch
 from pathlib import Path
 
-from benchmarks.jobs.plan import plan_full, plan_reduced
+from benchmarks.jobs.plan import plan_full, plan_healthy, plan_reduced
 from benchmarks.jobs.report import build_page, build_tables
 from benchmarks.jobs.running import run_one
 from benchmarks.jobs.score import (
@@ -33,14 +33,22 @@ from ingero.config.torch import find_torch_python
 
 HERE = Path(__file__).parent
 KEPT = HERE.parents[1] / "build" / "jobs"
+PLANS = {"reduced": plan_reduced, "full": plan_full, "healthy": plan_healthy}
+PAGES = {"healthy": ("healthy.json", "healthy.md")}
 
 
 def parse_arguments():
     parser = argparse.ArgumentParser(description=__doc__, prog="benchmarks.jobs")
-    parser.add_argument(
+    sets = parser.add_mutually_exclusive_group()
+    sets.add_argument(
         "--full",
         action="store_true",
         help="every job, fault, size and seed; goes on where it ended",
+    )
+    sets.add_argument(
+        "--healthy",
+        action="store_true",
+        help="runs of five minutes in which nothing is wrong, for two hours; goes on where it ended",
     )
     parser.add_argument(
         "--resume", action="store_true", help="keep the finished runs of the reduced set too"
@@ -74,7 +82,7 @@ def describe(outcome):
     """A line's end."""
     if "failed" in outcome:
         return f"FAILED: {' '.join(outcome['failed'])}"
-    named = sorted({*outcome["culprits"], *outcome["missing_ranks"]})
+    named = sorted(int(rank) for rank in read_live(outcome))
     cause = (outcome["diagnosis"] or {}).get("cause", "")
     return f"named {named} {cause}".rstrip()
 
@@ -120,9 +128,10 @@ def describe_machine(python):
 def main():
     options = parse_arguments()
     settings = json.loads((HERE / "settings.json").read_text())
-    runs = plan_full(settings) if options.full else plan_reduced(settings)
-    folder = KEPT / ("full" if options.full else "reduced")
-    if not (options.full or options.resume or options.judge or options.only):
+    asked = "full" if options.full else "healthy" if options.healthy else "reduced"
+    runs = PLANS[asked](settings)
+    folder = KEPT / asked
+    if asked == "reduced" and not (options.resume or options.judge or options.only):
         shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True, exist_ok=True)
     if options.only:
@@ -132,6 +141,7 @@ def main():
         run_all(runs, folder, settings, options.python)
     rows = judge_all(runs, folder, settings)
     results = {
+        "set": asked,
         "date": time.strftime("%Y-%m-%d"),
         "took_s": round(sum(row["took_s"] for row in rows), 1),
         "machine": describe_machine(options.python),
@@ -147,8 +157,9 @@ def main():
         sep="\n",
     )
     if not options.only:
-        (HERE / "results.json").write_text(json.dumps(results, indent=1) + "\n")
-        (HERE / "README.md").write_text("\n".join(build_page(results)) + "\n")
+        figures, page = PAGES.get(asked, ("results.json", "README.md"))
+        (HERE / figures).write_text(json.dumps(results, indent=1) + "\n")
+        (HERE / page).write_text("\n".join(build_page(results)) + "\n")
     if any("failed" in row for row in rows):
         sys.exit("some runs failed; run it again with --resume to try them once more")
 

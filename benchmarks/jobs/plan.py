@@ -1,6 +1,6 @@
 """Which runs there are: a job, a fault, a size and a seed each."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
 
@@ -16,12 +16,14 @@ class Run:
         fault: As `ingero up --fault` takes it; ``none`` for none.
         arguments: Of the script.
         seed: Which of several alike.
+        watch_s: For how long it is watched.
     """
 
     job: str
     fault: str
     arguments: tuple = ()
     seed: int = 0
+    watch_s: int = 30
 
     @property
     def kind(self):
@@ -49,7 +51,20 @@ class Run:
 
 def plan_reduced(settings):
     """The runs of the default."""
-    return [Run(*line.split()) for line in settings["reduced"]]
+    watch = settings["watch_s"]
+    runs = [Run(*line.split()) for line in settings["reduced"]]
+    return [
+        replace(run, watch_s=watch["fault" if run.rank is not None else "none"]) for run in runs
+    ]
+
+
+def plan_healthy(settings):
+    """Long runs in which nothing is wrong."""
+    healthy = settings["healthy"]
+    return [
+        Run(job, "none", tuple(arguments), seed, healthy["watch_s"])
+        for seed, arguments, job in product(healthy["seeds"], healthy["sizes"], healthy["jobs"])
+    ]
 
 
 def plan_full(settings):
@@ -60,5 +75,6 @@ def plan_full(settings):
             hit = fault.replace(":R", f":{len(runs) % settings['ranks']}")
             # Runs without a fault are several alike, and their names differ.
             name = f"{seed}-{number}" if fault == "none" else seed
-            runs.append(Run(job, hit, tuple(arguments), name))
+            watch = settings["watch_s"]["none" if fault == "none" else "fault"]
+            runs.append(Run(job, hit, tuple(arguments), name, watch))
     return runs

@@ -1,5 +1,7 @@
 """The table as Markdown."""
 
+from benchmarks.jobs.score import LIVE
+
 METHOD_HEAD = (
     "| method | right rank | right and nobody else | innocents named | of these disturbed | median delay (s) | healthy runs with an alarm |",
     "|---|---|---|---|---|---|---|",
@@ -11,11 +13,31 @@ FAULT_HEAD = (
     ),
     "|---|---|---|---|---|---|---|---|---|---|",
 )
+HEALTHY_HEAD = (
+    "| job | runs that ended well | watched (min) | collectives judged | runs in which Fleet named anybody |",
+    "|---|---|---|---|---|",
+)
 
 
 def show(value):
     """A cell."""
     return "" if value is None else str(value)
+
+
+def list_healthy(runs):
+    """Lines of the table of runs in which nothing is wrong, by job and size."""
+    lines = [*HEALTHY_HEAD]
+    for job in dict.fromkeys((run["job"], *run["arguments"]) for run in runs):
+        planned = [run for run in runs if (run["job"], *run["arguments"]) == job]
+        over = [run for run in planned if "failed" not in run]
+        minutes = sum(run["watched_s"] for run in over) / 60
+        cells = [" ".join(job), f"{len(over)} of {len(planned)}", f"{minutes:.1f}"]
+        cells += [
+            sum(run["n_ops"] for run in over),
+            sum(bool(run["said"][LIVE]) for run in over),
+        ]
+        lines.append(f"| {' | '.join(map(show, cells))} |")
+    return lines
 
 
 def build_tables(results):
@@ -48,26 +70,37 @@ def build_tables(results):
 
 def build_page(results):
     """The page beside the figures."""
-    where = results["machine"]
+    healthy = [*list_healthy(results["runs"]), ""] if results["set"] == "healthy" else []
+    return [*build_head(results), *healthy, *build_tables(results), "", build_foot(results)]
+
+
+def build_head(results):
+    """Title, and where it was measured."""
+    where, is_long = results["machine"], results["set"] == "healthy"
     loads = [run["load_before"] for run in results["runs"] if "load_before" in run]
     load = f"{min(loads):.1f} to {max(loads):.1f}" if loads else "unknown"
+    title = "# Real jobs in which nothing is wrong" if is_long else "# Real jobs, measured"
+    command = "make bench-jobs HEALTHY=1" if is_long else "make bench-jobs"
+    figures = "healthy.json" if is_long else "results.json"
     return [
-        "# Real jobs, measured",
+        title,
         "",
         (
-            f"`make bench-jobs`, {results['date']}: {len(results['runs'])} runs of PyTorch {where['torch']} over Gloo on"
+            f"`{command}`, {results['date']}: {len(results['runs'])} runs of PyTorch {where['torch']} over Gloo on"
             f" {where['cores']} cores ({where['system']}), {results['took_s']:.0f} s. The machine's load before the runs was {load}: where it is above"
             " the number of cores other work took processor time from the jobs, and times are not those of a quiet machine. Settings, fixed before the"
-            " first run: `settings.json`; every run and figure: `results.json`."
+            f" first run: `settings.json`; every run and figure: `{figures}`."
         ),
         "",
-        *build_tables(results),
-        "",
-        (
-            "*Right rank*: the rank with the fault was named after the onset. *Innocents*: ranks that were named without a fault, or before theirs; *of these disturbed*: other work on"
-            f" the machine kept them from running {results['disturbed_pct']:.0f} % of the time more than the median rank, so that they were slow. *ingero, live*:"
-            " the verdict of Fleet in the run itself, with probes, pushes and agents; all other methods judge the recording of the run. `pause` and `kill` stop the job, which only"
-            " live progress shows: no method can tell them from the records. Megatron's report always names somebody; it is no alarm. CUSUM and the MAD rules have the settings that they have for GPU jobs in `benchmarks/detect`, where steps differ by less. The first cause is"
-            " asked of runs in which the rank was right and the fault has a cause that can be named."
-        ),
     ]
+
+
+def build_foot(results):
+    """What the columns mean."""
+    return (
+        "*Right rank*: the rank with the fault was named after the onset. *Innocents*: ranks that were named without a fault, or before theirs; *of these disturbed*: other work on"
+        f" the machine kept them from running {results['disturbed_pct']:.0f} % of the time more than the median rank, so that they were slow. *ingero, live*:"
+        " the verdict of Fleet in the run itself, with probes, pushes and agents; all other methods judge the recording of the run. `pause` and `kill` stop the job, which only"
+        " live progress shows: no method can tell them from the records. Megatron's report always names somebody; it is no alarm. CUSUM and the MAD rules have the settings that they have for GPU jobs in `benchmarks/detect`, where steps differ by less. The first cause is"
+        " asked of runs in which the rank was right and the fault has a cause that can be named."
+    )

@@ -7,8 +7,8 @@ import subprocess
 import sys
 import time
 
-LIMIT_S = 300
-"""Beyond it a run is ended and counted as failed: start 180 s at most, then the watch."""
+START_LIMIT_S = 270
+"""Beyond this and its watch a run is ended and counted as failed: start 180 s at most, and the end."""
 KEPT = (
     "culprits",
     "missing_ranks",
@@ -22,9 +22,9 @@ KEPT = (
 
 def run_one(run, folder, settings, python):
     """What came of a run, as kept in ``NAME.json`` beside its recording ``NAME.parquet``."""
-    watch = settings["watch_s"]["none" if run.kind == "none" else "fault"]
+    limit_s = START_LIMIT_S + run.watch_s
     command = [sys.executable, "-m", "ingero", "up", "--json", "--ranks", str(settings["ranks"])]
-    command += ["--job", str(run.script), "--fault", run.fault, "--seconds", str(watch)]
+    command += ["--job", str(run.script), "--fault", run.fault, "--seconds", str(run.watch_s)]
     command += ["--record", str(folder / f"{run.name}.parquet")]
     command += ["--python", python] if python else []
     command += ["--", *run.arguments] if run.arguments else []
@@ -33,9 +33,9 @@ def run_one(run, folder, settings, python):
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
     )
     try:
-        said, log = process.communicate(timeout=LIMIT_S)
+        said, log = process.communicate(timeout=limit_s)
     except subprocess.TimeoutExpired:
-        said, log = end(process), f"not over after {LIMIT_S} s"
+        said, log = end(process), f"not over after {limit_s} s"
     except BaseException:
         end(process)
         raise

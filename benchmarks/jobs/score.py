@@ -25,7 +25,7 @@ def judge_recording(path, settings, methods=METHODS):
 
 def read_live(outcome):
     """Who was named by Fleet, and when after the onset where that is known of it."""
-    named = {*outcome["culprits"], *outcome["missing_ranks"]}
+    named = {*outcome["culprits"], *outcome["missing_ranks"], *outcome["wrongly_named"]}
     wrong, delay = set(outcome["wrongly_named"]), outcome["detection_s"]
     return {str(r): (0.0 if r in wrong else delay if delay is not None else -1.0) for r in named}
 

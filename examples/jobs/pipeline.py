@@ -2,6 +2,10 @@
 
 Run it by `torchrun --nproc-per-node 4 examples/jobs/pipeline.py`. Its ranks send to their neighbours only, which agents
 see as waits without a number: nobody's own time is compared, and no rank of it is named.
+
+With `--replicas 3` three ranks have the same stage and add up their gradients (DDP): they are compared with each other,
+and one stage with the others. `torchrun --nproc-per-node 6 examples/jobs/pipeline.py --replicas 3 --blocks 3,2` makes
+two stages, the first with more work.
 """
 
 import argparse
@@ -9,7 +13,17 @@ import argparse
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
+from torch.nn.parallel import DistributedDataParallel
+
+
+def build_stage(width: int, n_blocks: int) -> nn.Sequential:
+    """The layers of one stage."""
+    layers: list[nn.Module] = []
+    for _ in range(n_blocks):
+        layers += [nn.Linear(width, width), nn.GELU(), nn.Linear(width, width)]
+    return nn.Sequential(*layers)
 
 
 def main() -> None:
@@ -18,25 +32,31 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=0, help="0 trains until it is stopped")
     parser.add_argument("--width", type=int, default=256)
     parser.add_argument("--batch", type=int, default=256)
+    parser.add_argument("--replicas", type=int, default=1, help="ranks that have the same stage")
+    parser.add_argument("--blocks", default="", help="of each stage, such as 3,2; default: 1 each")
     options = parser.parse_args()
     torch.manual_seed(0)
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
-    rank, n_ranks = dist.get_rank(), dist.get_world_size()
-    width = options.width
-    model = nn.Sequential(nn.Linear(width, width), nn.GELU(), nn.Linear(width, width))
-    stage = PipelineStage(model, rank, n_ranks, torch.device("cpu"))
-    schedule = Schedule1F1B(stage, 2 * n_ranks, loss_fn=nn.functional.mse_loss)
+    n_stages, width = dist.get_world_size() // options.replicas, options.width
+    mesh = init_device_mesh("cpu", (n_stages, options.replicas), mesh_dim_names=("pp", "dp"))
+    at, replica = mesh.get_local_rank("pp"), mesh.get_local_rank("dp")
+    blocks = [int(n) for n in options.blocks.split(",")] if options.blocks else [1] * n_stages
+    model: nn.Module = build_stage(width, blocks[at])
+    if options.replicas > 1:
+        model = DistributedDataParallel(model, process_group=mesh.get_group("dp"))
+    stage = PipelineStage(model, at, n_stages, torch.device("cpu"), group=mesh.get_group("pp"))
+    schedule = Schedule1F1B(stage, 2 * n_stages, loss_fn=nn.functional.mse_loss)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    data = torch.Generator().manual_seed(1)
+    data = torch.Generator().manual_seed(1 + replica)
     step = 0
     while not options.steps or step < options.steps:
         inputs = torch.randn(options.batch, width, generator=data)
         losses: list[torch.Tensor] = []
         optimizer.zero_grad()
-        if rank == 0:
+        if at == 0:
             schedule.step(inputs)
-        elif rank == n_ranks - 1:
+        elif at == n_stages - 1:
             schedule.step(target=inputs, losses=losses)
         else:
             schedule.step()

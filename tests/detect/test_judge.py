@@ -126,11 +126,28 @@ def test_a_stage_with_more_work_is_an_imbalance_and_no_alarm():
         work[:, :, 2] *= 1.3
         return work
 
-    found = kinds(judge(simulate(change=heavier)))
-    assert found == {
+    judgement = judge(simulate(change=heavier))
+    assert kinds(judgement) == {
         "imbalance:stage": {(dp, 2) for dp in range(4)},
         "ordinary": {(dp, stage) for dp in range(4) for stage in range(2)},
     }
+    stage = [v for v in judgement.verdicts if v.kind is VerdictKind.IMBALANCE_STAGE]
+    for verdict in stage:
+        assert verdict.excess_ns / verdict.since_onset_ns == pytest.approx(0.3 / 1.3, abs=0.03)
+        assert verdict.reason.endswith("× as long as the other stages")
+    assert judgement.charged_gpu_ns == 0, "nobody is blamed for it"
+
+
+def test_a_stage_that_became_slow_is_not_taken_for_one_that_has_more_work():
+    shape = replace(SHAPE, n_steps=30)
+    stage = [(dp, 2) for dp in range(4)]
+    judgement = judge(simulate(shape, change=slow(1.5, *stage, since=12)))
+    found = [v for v in judgement.verdicts if v.kind is VerdictKind.IMBALANCE_STAGE]
+    assert [verdict.rank.labels for verdict in found] == [
+        (("dp", str(dp)), ("stage", "2")) for dp in range(4)
+    ]
+    for verdict in found:
+        assert "as long as in the beginning: something changed there" in verdict.reason
 
 
 @pytest.mark.parametrize("sigma", [0.3, 0.6])

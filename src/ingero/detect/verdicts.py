@@ -322,29 +322,48 @@ def _judge_together(
             reason = f"own work is ordinary; waited {format_duration(charged)} for slower workers"
             findings[worker] = replace(found, kind=VerdictKind.VICTIM, reason=reason)
         elif id(known.group) in explained:
-            kind, reason = explained[id(known.group)]
-            findings[worker] = replace(found, kind=kind, reason=reason)
+            findings[worker] = explained[id(known.group)].apply_to(found, known.own_ns)
 
 
-def _explain_groups(
-    facts: Facts, groups: Mapping[int, PeerGroup]
-) -> dict[int, tuple[VerdictKind, str]]:
-    """Groups whose members are slow together or in turns: identity of the group → what it is."""
+@dataclass(frozen=True, slots=True)
+class _Explanation:
+    """Why the members of a group are slow together or in turns.
+
+    Attributes:
+        kind: What it is.
+        reason: One line for a person.
+        excess_share: Of a stage that works longer than the others, the part of its own time beyond theirs.
+    """
+
+    kind: VerdictKind
+    reason: str
+    excess_share: float = 0.0
+
+    def apply_to(self, found: _Finding, own_ns: int) -> _Finding:
+        """The finding about a member that worked for so long in all."""
+        known = replace(found, kind=self.kind, reason=self.reason)
+        if not self.excess_share:
+            return known
+        return replace(known, excess_ns=round(self.excess_share * own_ns), own_ns=own_ns)
+
+
+def _explain_groups(facts: Facts, groups: Mapping[int, PeerGroup]) -> dict[int, _Explanation]:
+    """Groups whose members are slow together or in turns: identity of the group → why."""
     typical = {}
     for at, group in groups.items():
         evidence = facts.evidence.of_group(group)
         if evidence is not None and evidence.n_ops >= MIN_OPS:
             typical[at] = evidence.typical_ns
-    explained: dict[int, tuple[VerdictKind, str]] = {}
+    explained: dict[int, _Explanation] = {}
     moved = {at: _against_past(facts, groups[at]) for at in typical}
     if moved and all(ratio >= 1.0 + facts.settings.alarm_slowdown for ratio in moved.values()):
         for at, ratio in moved.items():
             reason = f"everybody works {ratio:.2f}× as long as in the beginning"
-            explained[at] = (VerdictKind.CLUSTER, reason)
+            explained[at] = _Explanation(VerdictKind.CLUSTER, reason)
     for at in typical:
         reason = _find_rotation(facts, groups[at])
         if reason:
-            explained[at] = (VerdictKind.IMBALANCE_DATA, reason)
+            explained[at] = _Explanation(VerdictKind.IMBALANCE_DATA, reason)
     for at, own in typical.items():
         others = [value for other, value in typical.items() if other != at]
         usual = float(np.median(others)) if others else float(own)
@@ -356,7 +375,9 @@ def _explain_groups(
             reason = (
                 f"all of {role or 'its group'} work {own / usual:.2f}× as long as the other stages"
             )
-            explained[at] = (VerdictKind.IMBALANCE_STAGE, reason)
+            if moved[at] >= 1.0 + facts.settings.alarm_slowdown:
+                reason += f", and {moved[at]:.2f}× as long as in the beginning: something changed there"
+            explained[at] = _Explanation(VerdictKind.IMBALANCE_STAGE, reason, 1.0 - usual / own)
     return explained
 
 

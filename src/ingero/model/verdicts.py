@@ -27,7 +27,8 @@ class VerdictKind(StrEnum):
     VICTIM = "victim"
     """Ordinary own work, and much of its waiting is charged to others."""
     IMBALANCE_STAGE = "imbalance:stage"
-    """Its whole stage has more work than the other stages; no node is at fault."""
+    """Its whole stage works longer than the other stages: it has more work, or something that all its nodes share is
+    slow. None stands out among them."""
     IMBALANCE_DATA = "imbalance:data"
     """The slow one rotates among the peers: uneven work, as of batches that differ; no node is at fault."""
     CLUSTER = "cluster"
@@ -40,6 +41,8 @@ class VerdictKind(StrEnum):
 
 ALARMS: Final = frozenset({VerdictKind.CULPRIT, VerdictKind.NETWORK})
 """Worth paging for."""
+IMBALANCES: Final = frozenset({VerdictKind.IMBALANCE_DATA, VerdictKind.IMBALANCE_STAGE})
+"""Peers are slow in turns, or all together: no single node is at fault."""
 
 
 class Bet(StrEnum):
@@ -101,8 +104,9 @@ class Verdict:
         bet: Which bet carried it; None without an alarm.
         own_ns: Its own time in all.
         wait_ns: What it lost waiting for others, in all.
-        excess_ns: Own time above the median peer's since onset; 0 without onset.
-        since_onset_ns: Own time since onset; 0 without onset.
+        excess_ns: Own time above the median peer's since onset; of a stage that works longer than the others above
+            theirs, in all; otherwise 0 without onset.
+        since_onset_ns: Own time since onset, of such a stage in all; otherwise 0 without onset.
         n_ops: Paired operations compared.
         victims: For a culprit, drag or network verdict: who waited for it, longest first.
         charged_to: To whom its waiting is charged to, worker → nanoseconds.

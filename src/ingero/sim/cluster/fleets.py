@@ -10,7 +10,7 @@ from typing import Any
 
 import httpx
 
-from ingero.model.verdicts import ALARMS, Judgement, VerdictKind
+from ingero.model.verdicts import ALARMS, IMBALANCES, Judgement
 from ingero.otlp.codec import decode_export, iter_log_rows
 from ingero.otlp.names import ContentType, Signal
 from ingero.sim.cluster.ask import ask_diagnoses, ask_hang
@@ -124,12 +124,11 @@ class FleetView:
                     progress.diagnoses.setdefault(root["rank"], answer)
         for who in found:
             progress.named.setdefault(who, progress.since_fault_ns)
-        is_uneven = any(v.kind is VerdictKind.IMBALANCE_DATA for v in progress.judgement.verdicts)
+        is_uneven = any(v.kind in IMBALANCES for v in progress.judgement.verdicts)
         if is_uneven or any(kind in ALARMS for _, kind in progress.named):
             diagnoses = ask_diagnoses(self._client, url, self._cluster_id)
             for rank, (kind, diagnosis) in diagnoses.items():
-                is_in_turns = kind == VerdictKind.IMBALANCE_DATA
-                known = progress.uneven if is_in_turns else progress.diagnoses
+                known = progress.uneven if kind in IMBALANCES else progress.diagnoses
                 known.setdefault(rank, (diagnosis, progress.since_fault_ns))
 
 

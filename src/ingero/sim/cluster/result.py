@@ -80,7 +80,7 @@ class Progress:
         hang: What Fleet says of ranks that stand still; None before.
         alerts: What the agents' local readers received.
         diagnoses: Why culprits are slow, as their agents answered Fleet, with the time since the injection.
-        uneven: The same of ranks that are slow in turns with their peers.
+        uneven: The same of ranks that are slow in turns with their peers, or together with all of their stage.
         takeover_s: From the kill of a Fleet until another was seen to judge; None without one.
         reports: Alarms that left Fleets as records; None where that was not looked at.
         named: Ranks that were ever named and by which verdict, with the time since the injection.

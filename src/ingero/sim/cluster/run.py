@@ -15,7 +15,7 @@ import httpx
 
 from ingero.errors import IngeroError
 from ingero.model.hang import HangCause
-from ingero.model.verdicts import ALARMS, VerdictKind
+from ingero.model.verdicts import ALARMS, IMBALANCES, VerdictKind
 from ingero.sim.cluster.agents import run_agents, socket_of
 from ingero.sim.cluster.alerts import SinkView, run_sink
 from ingero.sim.cluster.cleanup import Cleanup, open_cleanup
@@ -264,7 +264,7 @@ class _Run:
             return missing <= self.progress.diagnoses.keys()
         verdicts = self.progress.judgement.verdicts if self.progress.judgement else ()
         slow = {rank for rank, kind in self.progress.named if kind in ALARMS}
-        is_uneven = any(verdict.kind is VerdictKind.IMBALANCE_DATA for verdict in verdicts)
+        is_uneven = any(verdict.kind in IMBALANCES for verdict in verdicts)
         return (
             (bool(self.progress.uneven) or not is_uneven)
             and slow <= self.progress.diagnoses.keys()

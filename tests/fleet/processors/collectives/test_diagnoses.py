@@ -367,6 +367,64 @@ def test_why_a_culprit_is_slow_is_asked_before_why_peers_of_its_node_are_uneven(
     assert ask(SETTLED_NS, slow) is Subject.SLOW
 
 
+def ask_of_stage(tracker, now_ns, *verdicts):
+    tracker.note({"c": SimpleNamespace(judgement=Judgement("c", verdicts))}, {}, now_ns)
+    asked = {n: parse_request(tracker.find_question("c", f"node{n}")) for n in range(7)}
+    return {n: one for n, one in asked.items() if one is not None}
+
+
+def stage_verdicts():
+    """Three members of a slow stage on nodes 0 to 2, three of another on nodes 3 to 5, and one that nobody judged."""
+    ranks = [Rank("c", f"node{n}", n) for n in range(7)]
+    slow, ordinary = tuple(ranks[:3]), tuple(ranks[3:6])
+    stage = [
+        Verdict(
+            rank,
+            VerdictKind.IMBALANCE_STAGE,
+            peers=slow,
+            own_ns=130 + n,
+            excess_ns=30,
+            since_onset_ns=120,
+        )
+        for n, rank in enumerate(slow)
+    ]
+    others = [Verdict(rank, VerdictKind.ORDINARY, peers=ordinary) for rank in ordinary]
+    return *stage, *others, Verdict(ranks[6], VerdictKind.UNKNOWN)
+
+
+def test_of_a_stage_that_works_longer_one_is_asked_why_and_the_other_stages_what_theirs_takes():
+    tracker = DiagnosisTracker(MeterRegistry())
+    verdicts = stage_verdicts()
+    assert ask_of_stage(tracker, 0, *verdicts) == {}, "a job that starts is uneven for some seconds"
+    asked = ask_of_stage(tracker, SETTLED_NS, *verdicts)
+    request = asked.pop(2)
+    assert (request.rank, request.about, request.excess_share) == (2, Subject.SLOW, 0.25)
+    assert request.is_work_asked
+    assert {n: (one.about, one.id) for n, one in asked.items()} == dict.fromkeys(
+        (3, 4, 5), (Subject.WORK, request.id)
+    )
+    answers = [PeerWork(request.id, Rank("c", f"node{n}", n), WORK) for n in (3, 4, 5)]
+    assert tracker.take_work(answers) == (0, "")
+    assert ask_of_stage(tracker, SETTLED_NS, *verdicts)[2].peers_work == WORK
+    diagnosis = Diagnosis(id=request.id, rank=verdicts[2].rank, causes=(CAUSE,))
+    assert tracker.take([diagnosis]) == (0, "")
+    assert ask_of_stage(tracker, SETTLED_NS, *verdicts) == {}
+    assert tracker.find_of(verdicts) == {verdicts[2].rank.worker: diagnosis}
+
+
+def test_why_a_member_is_slower_than_its_slow_stage_is_another_question():
+    tracker = DiagnosisTracker(MeterRegistry())
+    first, second, third, *others = stage_verdicts()
+    ask_of_stage(tracker, 0, first, second, third, *others)
+    asked = ask_of_stage(tracker, SETTLED_NS, first, second, third, *others)[2]
+    diagnosis = Diagnosis(id=asked.id, rank=third.rank, causes=(CAUSE,))
+    tracker.take([diagnosis])
+    culprit = replace(third, kind=VerdictKind.CULPRIT)
+    again = ask_of_stage(tracker, SETTLED_NS, first, second, culprit, *others)[2]
+    assert again.id != asked.id
+    assert tracker.find_of([culprit]) == {}, "what the stage was slow for says nothing of it"
+
+
 ASLEEP = DiagnosedCause("asleep", "asleep", 1.0, ("waiting, of 100 looks: train.py:5 load (100%)",))
 
 

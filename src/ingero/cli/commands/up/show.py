@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ingero.cli.progress import build_table, describe_slowdown, get_style
+from ingero.model.verdicts import VerdictKind
 from ingero.sim.cluster.result import Progress
 from ingero.units import NS_PER_S
 
@@ -47,17 +48,17 @@ def _describe_named(who: tuple[int, str], at_ns: int | None) -> str:
 
 
 def describe_causes(progress: Progress) -> list[str]:
-    """Why ranks are slow or stand, and why those are that are slow in turns, a line each."""
-    named = ((True, progress.diagnoses), (False, progress.uneven))
-    return [
-        _describe_cause(rank, why, is_named=is_named)
-        for is_named, known in named
-        for rank, (why, _) in known.items()
-    ]
+    """Why ranks are slow or stand, and why those that nobody is blamed for are slow, a line each."""
+    verdicts = progress.judgement.verdicts if progress.judgement else ()
+    stages = {one.rank.rank for one in verdicts if one.kind is VerdictKind.IMBALANCE_STAGE}
+    lines = [_describe_cause(f"rank {rank}", why) for rank, (why, _) in progress.diagnoses.items()]
+    for rank, (why, _) in progress.uneven.items():
+        slow = "all of its stage are slow" if rank in stages else "its peers are slow in turns"
+        lines.append(_describe_cause(f"rank {rank} and {slow}", why))
+    return lines
 
 
-def _describe_cause(rank: int, diagnosis: dict[str, Any], *, is_named: bool) -> str:
-    who = f"rank {rank}" if is_named else f"rank {rank} and its peers are slow in turns"
+def _describe_cause(who: str, diagnosis: dict[str, Any]) -> str:
     return f"{who}, why: {diagnosis['summary']}"
 
 

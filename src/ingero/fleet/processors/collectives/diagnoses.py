@@ -1,9 +1,10 @@
-"""Asks why a worker or a link is slow, or a rank that others wait for stands; keeps the answers.
+"""Asks why a worker, a link or a stage is slow, or a rank that others wait for stands; keeps the answers.
 
 One question an episode, until it is answered.
 
 An episode is the time for which a worker is called a culprit or an end of a slow link, or others wait for it, without
-a break of `REOPEN_NS`. Of peers that are slow in turns one is asked: the one that worked longest at first.
+a break of `REOPEN_NS`. Of peers that are slow in turns, and of a stage that works longer than the others, one is asked: the one that worked
+longest at first.
 
 The question rides on every answer to a push of the node, so that a lost answer, or an agent that starts again, is asked
 again.
@@ -24,11 +25,11 @@ from typing import Final
 
 from ingero.fleet.processors.collectives import telemetry
 from ingero.fleet.processors.collectives.engine import Conclusion
-from ingero.model.collectives import Worker
+from ingero.model.collectives import Rank, Worker
 from ingero.model.counters import WorkRates
 from ingero.model.diagnosis import Diagnosis, DiagnosisRequest, PeerWork, Subject
 from ingero.model.hang import HangCause, HangReport, HangRoot
-from ingero.model.verdicts import Verdict, VerdictKind
+from ingero.model.verdicts import IMBALANCES, Verdict, VerdictKind
 from ingero.recording.causal.work_rates import find_median
 from ingero.telemetry.metrics import MeterRegistry
 from ingero.units import NS_PER_S
@@ -37,7 +38,7 @@ from ingero.wire.diagnosis import write_request
 REOPEN_NS: Final = 60 * NS_PER_S
 """A culprit that is named again within this time is in the same episode."""
 SETTLED_NS: Final = 10 * NS_PER_S
-"""Peers that are slow in turns for so long are asked about it."""
+"""Peers that are slow in turns, or as a stage, for so long are asked about it."""
 ASK_NS: Final = 300 * NS_PER_S
 """After this the question is given up: the agent is of an older version, or away."""
 MAX_OPEN: Final = 256
@@ -48,7 +49,8 @@ N_PEERS: Final = 3
 
 @dataclass(slots=True)
 class NamedEpisode:
-    """One culprit, one end of a slow link, one of peers that are slow in turns, or one rank that others wait for.
+    """One culprit, end of a slow link, member of a slow stage, one of peers that are slow in turns, or one rank that
+    others wait for.
 
     Attributes:
         id: Names it to the agent.
@@ -57,6 +59,7 @@ class NamedEpisode:
         named_ns: When the worker was last named.
         diagnosis: What its agent answered; None before that.
         is_asked: Whether the question rides on answers.
+        others: Of a slow stage those that do not belong to it: with them it was compared.
         local_peers: Ranks on its node that it was compared with; its agent knows their work.
         peers_work: Where there are none, such workers of other nodes, with what their agents answered.
     """
@@ -67,6 +70,7 @@ class NamedEpisode:
     named_ns: int
     diagnosis: Diagnosis | None = None
     is_asked: bool = True
+    others: tuple[Rank, ...] = ()
     local_peers: tuple[int, ...] = ()
     peers_work: dict[Worker, WorkRates | None] = field(default_factory=dict)
 
@@ -74,7 +78,8 @@ class NamedEpisode:
         if isinstance(self.named, HangRoot) or self.about is not Subject.SLOW:
             return
         rank, waited = self.named.rank, set(self.named.victims)
-        peers = [one for one in self.named.peers if one.worker != rank.worker]
+        compared = self.others or self.named.peers
+        peers = [one for one in compared if one.worker != rank.worker]
         peers.sort(key=lambda one: one not in waited)  # one that waited is not slow itself
         here = [one.rank for one in peers if (one.node_id, one.job) == (rank.node_id, rank.job)]
         self.local_peers = tuple(number for number in here if number >= 0)[:N_PEERS]
@@ -128,8 +133,11 @@ _SUBJECTS: Final = {
 }
 """What is asked of a worker with a verdict of that kind; of others why it is slow."""
 
-_Key = tuple[Worker, Subject]
-"""A worker, and what its agent is asked about."""
+_Key = tuple[Worker, Subject | VerdictKind]
+"""A worker, and what its agent is asked about. That it is slow and that its stage is are two questions."""
+_TOPICS: Final = (*Subject, VerdictKind.IMBALANCE_STAGE)
+_LAST: Final = (Subject.UNEVEN, VerdictKind.IMBALANCE_STAGE)
+_ALIKE: Final = (VerdictKind.ORDINARY, VerdictKind.VICTIM)
 
 
 def _subject_of(named: Verdict | HangRoot) -> Subject:
@@ -141,6 +149,8 @@ def _subject_of(named: Verdict | HangRoot) -> Subject:
 def _key_of(named: Verdict | HangRoot) -> _Key:
     if isinstance(named, HangRoot):
         return Worker(named.node_id, named.job, named.rank), Subject.HANG
+    if named.kind is VerdictKind.IMBALANCE_STAGE:
+        return named.rank.worker, named.kind
     return named.rank.worker, _subject_of(named)
 
 
@@ -151,37 +161,37 @@ class _ClusterEpisodes:
     Attributes:
         by_key: Open episodes.
         questions: What the next answer to each node asks.
-        uneven_ns: Since when peers are slow in turns without a break, by the first of them.
+        together_ns: Since when peers are slow in turns, or as a stage, without a break, by the first of them.
     """
 
     by_key: dict[_Key, NamedEpisode] = field(default_factory=dict)
     questions: dict[str, str] = field(default_factory=dict)
-    uneven_ns: dict[Worker, int] = field(default_factory=dict)
+    together_ns: dict[_Key, int] = field(default_factory=dict)
 
-    def pick_uneven(self, verdicts: Iterable[Verdict], now_ns: int) -> list[Verdict]:
-        """Of peers that are slow in turns for `SETTLED_NS` one: the one asked already, else that which worked longest.
+    def pick_members(self, verdicts: Iterable[Verdict], now_ns: int) -> list[Verdict]:
+        """Of peers that are slow together for `SETTLED_NS` one: the one asked already, else that which worked longest.
 
         A job that starts is uneven for some seconds, and that is no question.
         """
-        groups: dict[Worker, list[Verdict]] = {}
+        groups: dict[_Key, list[Verdict]] = {}
         for verdict in verdicts:
-            if verdict.kind is VerdictKind.IMBALANCE_DATA and verdict.peers:
-                groups.setdefault(verdict.peers[0].worker, []).append(verdict)
-        self.uneven_ns = {first: self.uneven_ns.get(first, now_ns) for first in groups}
+            if verdict.kind in IMBALANCES and verdict.peers:
+                groups.setdefault((verdict.peers[0].worker, verdict.kind), []).append(verdict)
+        self.together_ns = {first: self.together_ns.get(first, now_ns) for first in groups}
         return [
             max(members, key=lambda one: (_key_of(one) in self.by_key, one.own_ns))
             for first, members in groups.items()
-            if now_ns - self.uneven_ns[first] >= SETTLED_NS
+            if now_ns - self.together_ns[first] >= SETTLED_NS
         ]
 
     def update_questions(self) -> None:
         """One question a node: that of the episode that waits longest, else one for another's episode.
 
-        Uneven work comes last: it is nobody's fault.
+        What peers have in common comes last: it is no single node's fault.
         """
         found: dict[str, str] = {}
         waiting = [(key, one) for key, one in self.by_key.items() if one.is_asked]
-        asked = dict(sorted(waiting, key=lambda item: item[0][1] is Subject.UNEVEN))
+        asked = dict(sorted(waiting, key=lambda item: item[0][1] in _LAST))
         for (worker, _), episode in asked.items():
             found.setdefault(worker.node_id, episode.question)
         for episode in asked.values():
@@ -234,19 +244,24 @@ class DiagnosisTracker:
                 del self._clusters[cluster_id]
             for cluster_id in conclusions.keys() | hangs.keys():
                 named: list[Verdict | HangRoot] = []
+                verdicts: tuple[Verdict, ...] = ()
                 cluster = self._clusters.get(cluster_id) or _ClusterEpisodes()
                 if cluster_id in conclusions:
                     verdicts = conclusions[cluster_id].judgement.verdicts
                     named += [verdict for verdict in verdicts if verdict.is_alarm]
-                    named += cluster.pick_uneven(verdicts, now_ns)
+                    named += cluster.pick_members(verdicts, now_ns)
                 if cluster_id in hangs:
                     named += [root for root in hangs[cluster_id][0].roots if _can_be_asked(root)]
-                if named or cluster.uneven_ns or cluster_id in self._clusters:
+                if named or cluster.together_ns or cluster_id in self._clusters:
                     self._clusters[cluster_id] = cluster
-                    self._note_cluster(cluster, named, now_ns)
+                    self._note_cluster(cluster, named, verdicts, now_ns)
 
     def _note_cluster(
-        self, cluster: _ClusterEpisodes, named: Iterable[Verdict | HangRoot], now_ns: int
+        self,
+        cluster: _ClusterEpisodes,
+        named: Iterable[Verdict | HangRoot],
+        verdicts: Iterable[Verdict],
+        now_ns: int,
     ) -> None:
         for one in named:
             known = cluster.by_key.get(_key_of(one))
@@ -254,7 +269,10 @@ class DiagnosisTracker:
                 known.named_ns = now_ns
                 continue
             is_asked = sum(other.is_asked for other in cluster.by_key.values()) < MAX_OPEN
-            episode = NamedEpisode(secrets.token_hex(8), one, now_ns, now_ns, is_asked=is_asked)
+            others = _find_other_stages(one, verdicts)
+            episode = NamedEpisode(
+                secrets.token_hex(8), one, now_ns, now_ns, is_asked=is_asked, others=others
+            )
             cluster.by_key[_key_of(one)] = episode
             self.count["asked" if is_asked else "over_cap"](1)
         for key, episode in list(cluster.by_key.items()):
@@ -280,7 +298,7 @@ class DiagnosisTracker:
     def _take_one(self, diagnosis: Diagnosis) -> str:
         cluster = self._clusters.get(diagnosis.rank.cluster_id)
         worker = diagnosis.rank.worker
-        keys = [(worker, about) for about in Subject]
+        keys = [(worker, about) for about in _TOPICS]
         known = () if cluster is None else map(cluster.by_key.get, keys)
         episode = next((one for one in known if one is not None and one.id == diagnosis.id), None)
         if cluster is None or episode is None:
@@ -348,3 +366,13 @@ class DiagnosisTracker:
 def _can_be_asked(root: HangRoot) -> bool:
     """Whether there is a process to look at, and a node whose agent can."""
     return bool(root.node_id) and root.cause is not HangCause.ENDED
+
+
+def _find_other_stages(named: Verdict | HangRoot, verdicts: Iterable[Verdict]) -> tuple[Rank, ...]:
+    """Whom a member of a slow stage is compared with; nobody for what is no slow stage."""
+    if isinstance(named, HangRoot) or named.kind is not VerdictKind.IMBALANCE_STAGE:
+        return ()
+    stage = {one.worker for one in named.peers}
+    return tuple(
+        one.rank for one in verdicts if one.kind in _ALIKE and one.rank.worker not in stage
+    )
