@@ -420,6 +420,43 @@ def test_a_rank_that_stops_reporting_is_left_out_after_the_patience():
     assert [dict(v.rank.labels) for v in after.culprits] == [{"dp": "2", "stage": "1"}]
 
 
+def push_seconds(judge, seconds, silent=(), slow=()):
+    """Eight ranks that add up ten times a second, second by second, and are judged each second."""
+    rng = np.random.default_rng(seconds[0])
+    for second in seconds:
+        for rank in (rank for rank in range(8) if rank not in silent):
+            ops = np.zeros(10, COLLECTIVE_OP)
+            ops["seq"] = np.arange(10 * second, 10 * second + 10)
+            ops["own_ns"] = (
+                50e6 * (1 + 0.01 * rng.standard_normal(10)) * (1.5 if rank in slow else 1)
+            )
+            ops["entry_ns"] = ops["seq"] * 100_000_000 + ops["own_ns"]
+            ops["inside_ns"] = 76e6 - ops["own_ns"]
+            ops["n_bytes"], ops["op"] = 1 << 20, CollectiveOp.ALL_REDUCE
+            who = Rank("c", f"node{rank}", rank)
+            run = CollectiveRun(who, "c0" * 8, rank, 8, ClockKind.DEVICE, ops)
+            judge.observe([run], second * NS_PER_S)
+        judge.settle(second * NS_PER_S)
+
+
+def count_compared(judge, rank):
+    (judgement,) = judge.judgements()
+    return next(verdict.n_ops for verdict in judgement.verdicts if verdict.rank.rank == rank)
+
+
+def test_a_rank_whose_agent_is_gone_costs_its_peers_one_wait_and_not_one_for_each_operation():
+    """Long after: with one wait for each operation nobody would be compared and memory would grow."""
+    found = Judge()
+    push_seconds(found, range(60))
+    push_seconds(found, range(60, 160), silent=[7])
+    assert count_compared(found, 2) > 10 * 150
+    assert count_compared(found, 7) <= 10 * 60
+    push_seconds(found, range(160, 190), silent=[7], slow=[2])
+    assert [culprit.rank.rank for culprit in found.judgements()[0].culprits] == [2]
+    push_seconds(found, range(190, 220), slow=[2])
+    assert count_compared(found, 7) > 10 * 60 + 10 * 20, "it is compared again once it reports"
+
+
 def test_memory_is_bounded_and_what_is_dropped_is_counted():
     found = Judge(JudgeSettings(max_workers=5, max_pending_ops=500))
     for runs in TRACE.runs:

@@ -15,10 +15,10 @@ from ingero.units import NS_PER_S
 SHAPE = JobShape(n_dp=4, n_stages=2, n_microbatches=6, n_steps=30)
 
 
-def life(n_steps=30, n_dp=4, seed=0, slow=()):
+def life(n_steps=30, n_dp=4, seed=0, slow=(), **shape):
     """One life of a job, from its start to its end."""
     rng = np.random.default_rng(seed)
-    shape = replace(SHAPE, n_steps=n_steps, n_dp=n_dp)
+    shape = replace(SHAPE, n_steps=n_steps, n_dp=n_dp, **shape)
     work = build_work(shape, normal_noise(0.02), rng)
     for dp, stage, factor in slow:
         work[:, dp, stage] *= factor
@@ -135,6 +135,38 @@ def test_a_slow_worker_stays_named_when_a_spare_joins_its_peers(judge):
     slow = [(2, 0, 1.4)]
     judgement = judge(follow(life(slow=slow), life(seed=1, slow=slow), {"dp1-stage0": "spare"}))
     assert named(judgement, *BLAMED) == {("dp2-stage0", "culprit")}
+
+
+ONE_STAGE = {"n_dp": 4, "n_stages": 1, "n_microbatches": 18}
+
+
+@WAYS
+def test_who_is_left_behind_by_a_restart_makes_no_stage_of_those_who_went_on(judge):
+    healthy = [life(seed=seed, **ONE_STAGE) for seed in range(2)]
+    judgement = judge(follow(*healthy, {"dp3-stage0": "spare"}))
+    kinds = {verdict.rank.node_id: verdict.kind for verdict in judgement.verdicts}
+    assert kinds.pop("dp3-stage0") is VerdictKind.UNKNOWN
+    assert set(kinds.values()) == {VerdictKind.ORDINARY}
+
+
+def test_nobody_waits_for_a_slow_worker_that_was_left_behind_and_its_cost_stays_in_the_history():
+    slow = life(slow=[(3, 0, 1.5)], **ONE_STAGE)
+    trace = follow(slow, life(seed=1, **ONE_STAGE), {"dp3-stage0": "spare"})
+    found = Judge()
+    for push in iter_pushes(trace, 2 * NS_PER_S):
+        found.observe(push.runs, push.at_ns)
+        found.settle(push.at_ns)
+    found.settle(push.at_ns, final=True)
+    (now,) = found.judgements()
+    assert named(now, *BLAMED) == set()
+    assert now.charged_gpu_ns == 0
+    (history,) = found.judgements(with_history=True)
+    (culprit,) = history.culprits
+    assert culprit.rank.node_id == "dp3-stage0"
+    waited = {victim.node_id for victim in culprit.victims}
+    assert waited == {"dp0-stage0", "dp1-stage0", "dp2-stage0"}
+    (spare,) = [v for v in history.verdicts if v.rank.node_id == "spare"]
+    assert spare.charged_to == {}, "it came when the slow one had gone"
 
 
 @WAYS

@@ -13,6 +13,7 @@ from ingero.model.arrays import BoolArray, IntArray, Records
 from ingero.model.collectives import ClockKind, CollectiveRun
 
 _NEVER: Final = int(np.iinfo(np.int64).min)
+_ALWAYS: Final = int(np.iinfo(np.int64).max)
 
 
 @dataclass(slots=True)
@@ -25,6 +26,23 @@ class JudgeCounts:
     refused_workers: int = 0
     dropped_ops: int = 0
     late_members: int = 0
+
+
+class SeenTimes(Columns):
+    """When each worker reported first and last, on the clock of arrivals: ``first_ns`` and ``last_ns``."""
+
+    def __init__(self) -> None:
+        super().__init__(first_ns=_ALWAYS, last_ns=_NEVER)
+
+    def note(self, worker: int, now_ns: int) -> None:
+        """It reported; ``now_ns`` does not step back."""
+        self.grow(worker + 1)
+        self["first_ns"][worker] = min(int(self["first_ns"][worker]), now_ns)
+        self["last_ns"][worker] = now_ns
+
+    def find_silent(self, before_ns: int) -> IntArray:
+        """Workers that did not report since then."""
+        return np.flatnonzero(self["last_ns"] < before_ns)
 
 
 class Arrivals:

@@ -98,7 +98,7 @@ class WorkerEvidence:
         n_ops: Compared operations.
         own_ns: Own time in them.
         excess_ns: Own time above the median peer's in them; may be negative.
-        n_slowest: Spread-out operations in which it was the slowest.
+        n_slowest: Spread-out operations of the group that it is in now in which it was the slowest.
         current: Episode that is open, per tier.
         past: Episodes that cleared, oldest first.
         onset: Per tier.
@@ -299,6 +299,7 @@ class RankEvidence:
         """Compare a worker in this group from now on; what it is in alarm for stands until these peers clear it."""
         if self._homes.get(member, group) is not group:
             self.replicas.forget(member)
+            self._workers[member].n_slowest = 0
         self._homes[member] = group
         found, worker = self._groups[id(group)], self._workers[member]
         if found.detector is None:
@@ -391,7 +392,8 @@ class RankEvidence:
         evidence.spread_ns += int(beyond.sum())
         slowest = np.bincount(own[is_spread].argmax(axis=1), minlength=own.shape[1])
         for column, worker in enumerate(group.members):
-            self._workers[worker].n_slowest += int(slowest[column])
+            if self._homes[worker] is group:
+                self._workers[worker].n_slowest += int(slowest[column])
         return kept
 
     def _sum_up(self, group: PeerGroup, kept: _Kept, residuals: FloatArray) -> _Summed:

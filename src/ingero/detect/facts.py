@@ -25,6 +25,7 @@ class WorkerFacts:
         n_ops: Operations it reported.
         n_enqueue: Those whose times are of the enqueue only.
         span_ns: From its first entry to its last leaving.
+        seen_ns: When it reported first and last, on the clock of arrivals.
         links: Its two-member communicators: slot → communicator.
     """
 
@@ -35,6 +36,7 @@ class WorkerFacts:
     n_ops: int
     n_enqueue: int
     span_ns: int
+    seen_ns: tuple[int, int] = (0, 0)
     links: Mapping[int, int] = field(default_factory=dict)
 
 
@@ -42,7 +44,14 @@ class WorkerFacts:
 class Facts:
     """Everything that verdicts are made from; lists are by worker.
 
-    ``stage_links``: worker → communicator → the worker at the other end of that link between two stages.
+    Attributes:
+        workers: What is known of each.
+        registry: The workers and communicators.
+        evidence: What was compared.
+        ledger: Waits and transfers.
+        settings: Of the detector.
+        reorder_ns: By how much one may report later than another what they did in one time.
+        stage_links: Worker → communicator → the worker at the other end of that link between two stages.
     """
 
     workers: Sequence[WorkerFacts]
@@ -50,4 +59,9 @@ class Facts:
     evidence: RankEvidence
     ledger: WaitLedger
     settings: EDetectorSettings
+    reorder_ns: int = 0
     stage_links: Mapping[int, Mapping[int, int]] = field(default_factory=dict)
+
+    def met(self, one: tuple[int, int], other: tuple[int, int]) -> bool:
+        """Whether what was seen first and last at these times, on the clock of arrivals, can have met."""
+        return one[0] <= other[1] + self.reorder_ns and other[0] <= one[1] + self.reorder_ns

@@ -3,7 +3,7 @@
 The order in which pairs reach the e-detector is (segment, place, slot, ordinal), a property of the operations
 alone. A pair is complete when each member of the group reported it or has left its segment; pairs are taken up to the
 first that is not. A member that keeps the others waiting for longer than ``patience_ns`` of arrival time is
-counted as absent until it reports again.
+absent from then on, until it reports again: its peers wait for it once, not for each operation.
 """
 
 from __future__ import annotations
@@ -32,8 +32,10 @@ class PeerGroup:
         late_ns: Arrival of the first of them.
         n_widened: How often late ones became members.
         depth: How many groups some member was in before this one: its evidence comes after theirs.
+        first_ns: First arrival, on the clock of arrivals.
+        last_ns: Last arrival, likewise.
         since_ns: First arrival, while not open; else when it began to wait for a member, or None.
-        gone_upto: Member → the segment that it is taken to have left though it did not say so.
+        gone: Members that nobody waits for: they moved to another group, or are absent.
         pending: Rows of KEY.
         n_pending: Operations that wait.
     """
@@ -45,10 +47,17 @@ class PeerGroup:
     late_ns: int = 0
     n_widened: int = 0
     depth: int = 0
+    first_ns: int = 0
+    last_ns: int = 0
     since_ns: int | None = None
-    gone_upto: dict[int, int] = field(default_factory=dict)
+    gone: set[int] = field(default_factory=set)
     pending: list[Records] = field(default_factory=list)
     n_pending: int = 0
+
+    @property
+    def seen_ns(self) -> tuple[int, int]:
+        """First and last arrival, on the clock of arrivals."""
+        return self.first_ns, self.last_ns
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,8 +109,7 @@ def take_complete(
     columns = np.array([column.get(int(w), -1) for w in rows["worker"].tolist()], np.int64)
     rows, columns = rows[columns >= 0], columns[columns >= 0]
     reached = segments[np.array(group.members, np.int64)].copy()
-    for worker, upto in group.gone_upto.items():
-        reached[column[worker]] = max(int(reached[column[worker]]), upto + 1)
+    reached[[column[worker] for worker in group.gone if worker in column]] = FOREVER
     order, key_of, has = _order_keys(rows, columns, len(group.members))
     first = np.flatnonzero(np.diff(key_of, prepend=-1))
     segment = rows["segment"][order][first]
@@ -111,8 +119,7 @@ def take_complete(
         group.since_ns = now_ns if n_keys or group.since_ns is None else group.since_ns
         if now_ns - group.since_ns >= patience_ns:
             missing = ~has[n_keys] & (reached <= segment[n_keys])
-            for at in np.flatnonzero(missing).tolist():
-                group.gone_upto[group.members[at]] = int(segment[n_keys])
+            group.gone.update(group.members[at] for at in np.flatnonzero(missing).tolist())
     else:
         group.since_ns = None
     is_taken = key_of < n_keys

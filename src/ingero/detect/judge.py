@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 
-from ingero.detect.arrivals import Arrivals, JudgeCounts, WorkerTotals
+from ingero.detect.arrivals import Arrivals, JudgeCounts, SeenTimes, WorkerTotals
 from ingero.detect.collectives import WaitLedger
 from ingero.detect.evidence import RankEvidence
 from ingero.detect.facts import Facts, WorkerFacts
@@ -27,7 +27,7 @@ from ingero.detect.peers import Pairing
 from ingero.detect.ranks.settings import EDetectorSettings
 from ingero.detect.registry import Registry
 from ingero.detect.verdicts import build_judgements
-from ingero.model.collectives import CollectiveRun
+from ingero.model.collectives import CollectiveRun, Worker
 from ingero.model.verdicts import Judgement
 from ingero.units import NS_PER_S, NS_PER_US
 
@@ -69,6 +69,7 @@ class Judge:
         self._registry = Registry(settings.max_workers)
         self._arrivals = Arrivals(settings.reorder_ns, settings.max_pending_ops, self.counts)
         self._totals = WorkerTotals()
+        self._seen = SeenTimes()
         self._pairing = Pairing()
         self._ledger = WaitLedger(settings.patience_ns)
         self._evidence = RankEvidence(settings.detector, settings.min_own_ns)
@@ -87,7 +88,9 @@ class Judge:
             worker = self._registry.add_worker(run.rank)
             if worker is None:
                 self.counts.refused_workers += 1
-            elif self._arrivals.has_room(run.ops.size):
+                continue
+            self._seen.note(worker, now_ns)
+            if self._arrivals.has_room(run.ops.size):
                 comm, view = self._registry.add_view(worker, run)
                 self._arrivals.add(run, worker, comm, view, now_ns)
         n_workers, n_views = len(self._registry.ranks), len(self._registry.view_comms)
@@ -128,11 +131,23 @@ class Judge:
                     self._evidence.replicas.note_links(group.members, taken, links)
         self._evidence.observe(paired)
 
+    def find_silent(self, before_ns: int) -> set[tuple[str, Worker]]:
+        """Workers that reported nothing since then, on the clock of arrivals, with their cluster."""
+        ranks = self._registry.ranks
+        silent = (ranks[at] for at in self._seen.find_silent(before_ns).tolist())
+        return {(rank.cluster_id, rank.worker) for rank in silent}
+
+    @property
+    def n_workers(self) -> int:
+        """Those that are known, at most ``max_workers``; none is ever forgotten."""
+        return len(self._registry.ranks)
+
     def judgements(self, *, with_history: bool = False) -> list[Judgement]:
         """The verdicts as of the last `settle`, one judgement per job, in a canonical order.
 
         Args:
-            with_history: Name workers whose alarm has cleared since too; for reports on a whole recording.
+            with_history: Name workers whose alarm has cleared since, or whom their peers went on without, too; for
+                reports on a whole recording, and for what waiting cost in all.
         """
         totals, waits = self._totals, self._ledger.wait_ns
         links = find_links(self._registry, self._pairing.slots())
@@ -145,6 +160,7 @@ class Judge:
                 n_ops=int(totals["n_ops"][at]),
                 n_enqueue=int(totals["n_enqueue"][at]),
                 span_ns=max(int(totals["last_ns"][at] - totals["first_ns"][at]), 0),
+                seen_ns=(int(self._seen["first_ns"][at]), int(self._seen["last_ns"][at])),
                 links=links.by_slot.get(at, {}),
             )
             for at, rank in enumerate(self._registry.ranks)
@@ -155,6 +171,7 @@ class Judge:
             evidence=self._evidence,
             ledger=self._ledger,
             settings=self.settings.detector,
+            reorder_ns=self.settings.reorder_ns,
             stage_links=links.between_stages,
         )
         counts = asdict(self.counts) | {

@@ -6,7 +6,7 @@ from typing import Final
 
 from ingero.detect.arrivals import JudgeCounts
 from ingero.detect.evidence import RankEvidence
-from ingero.detect.groups import FOREVER, PeerGroup
+from ingero.detect.groups import PeerGroup
 from ingero.detect.peers import BY_LABELS, role_of
 from ingero.detect.registry import Registry
 from ingero.model.arrays import Records
@@ -49,7 +49,8 @@ class Membership:
         """Add rows of KEY to a worker's peer group, which the worker joins if it is not a member."""
         rank = self._registry.ranks[worker]
         key = (comm, role_of(rank), rank.cluster_id)
-        group = self._groups.setdefault(key, PeerGroup(comm, since_ns=now_ns))
+        group = self._groups.setdefault(key, PeerGroup(comm, first_ns=now_ns, since_ns=now_ns))
+        group.last_ns = now_ns
         before = self._group_of.get(worker)
         if worker not in group.members and worker not in group.late:
             if not group.is_open:
@@ -61,11 +62,11 @@ class Membership:
                 self._counts.late_members += 1
                 return
         if before is not None and before is not group:
-            before.gone_upto[worker] = FOREVER - 1
-            group.gone_upto.pop(worker, None)
+            before.gone.add(worker)
             group.depth = max(group.depth, before.depth + 1)
             if group.is_open and worker in group.members:
                 self._evidence.settle_in(group, worker)
+        group.gone.discard(worker)
         self._group_of[worker] = group
         group.pending.append(rows)
         group.n_pending += rows.size

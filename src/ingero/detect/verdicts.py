@@ -88,7 +88,11 @@ def _judge_job(
 ) -> Judgement:
     groups = _find_groups(facts, job)
     members = _read_groups(facts, groups)
+    left = frozenset(at for at, group in groups.items() if _is_left(facts, group))
     findings = {w: _judge_alone(facts, w, members, with_history=with_history) for w in job}
+    for worker in job if left and not with_history else ():
+        if id(facts.workers[worker].group) in left:
+            findings[worker] = _Finding(VerdictKind.UNKNOWN, "its peers went on without it")
     for worker in job:
         if findings[worker].kind is VerdictKind.ORDINARY:
             findings[worker] = _judge_links(facts, worker) or findings[worker]
@@ -97,8 +101,9 @@ def _judge_job(
         for worker, found in findings.items()
         if found.kind in _JUDGED and found.excess_ns > 0
     }
-    charges = {w: charge_wait(facts.workers[w].wait_ns, w, excess) for w in job}
-    _judge_together(facts, job, groups, findings, charges)
+    charges = {w: _charge(facts, w, excess) for w in job}
+    present = {at: group for at, group in groups.items() if at not in left}
+    _judge_together(facts, job, present, findings, charges)
     shared = _Shared(charges, invert_charges(charges), _list_peers(facts, groups), members)
     verdicts = tuple(_verdict(facts, w, findings[w], shared) for w in job)
     total = sum(v.wait_ns * v.rank.n_gpus for v in verdicts)
@@ -111,6 +116,23 @@ def _judge_job(
         unattributed_gpu_ns=total - charged,
         counts=dict(counts),
     )
+
+
+def _charge(facts: Facts, worker: int, excess: Mapping[int, int]) -> dict[int, int]:
+    """To whom a worker's waiting is charged: of those with an excess, to whom it can have met."""
+    here = facts.workers[worker]
+    met = {
+        other: amount
+        for other, amount in excess.items()
+        if facts.met(here.seen_ns, facts.workers[other].seen_ns)
+    }
+    return charge_wait(here.wait_ns, worker, met)
+
+
+def _is_left(facts: Facts, group: PeerGroup) -> bool:
+    """Whether most members of a group went on in others, as after a restart without one of them."""
+    n_here = sum(facts.workers[member].group is group for member in group.members)
+    return 2 * n_here < len(group.members)
 
 
 def _find_groups(facts: Facts, job: Sequence[int]) -> dict[int, PeerGroup]:
@@ -365,7 +387,11 @@ def _explain_groups(facts: Facts, groups: Mapping[int, PeerGroup]) -> dict[int, 
         if reason:
             explained[at] = _Explanation(VerdictKind.IMBALANCE_DATA, reason)
     for at, own in typical.items():
-        others = [value for other, value in typical.items() if other != at]
+        others = [
+            value
+            for other, value in typical.items()
+            if other != at and facts.met(groups[other].seen_ns, groups[at].seen_ns)
+        ]
         usual = float(np.median(others)) if others else float(own)
         if usual and own >= (1.0 + facts.settings.alarm_slowdown) * usual:
             role = ", ".join(
@@ -376,7 +402,9 @@ def _explain_groups(facts: Facts, groups: Mapping[int, PeerGroup]) -> dict[int, 
                 f"all of {role or 'its group'} work {own / usual:.2f}× as long as the other stages"
             )
             if moved[at] >= 1.0 + facts.settings.alarm_slowdown:
-                reason += f", and {moved[at]:.2f}× as long as in the beginning: something changed there"
+                reason += (
+                    f", and {moved[at]:.2f}× as long as in the beginning: something changed there"
+                )
             explained[at] = _Explanation(VerdictKind.IMBALANCE_STAGE, reason, 1.0 - usual / own)
     return explained
 

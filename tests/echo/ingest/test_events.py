@@ -11,8 +11,8 @@ from ingero.config import parse_model
 from ingero.echo.ingest.origin import to_timestamp
 from ingero.echo.schema.tables import COSTS, INCIDENTS, VERDICTS
 from ingero.fleet.component import Hardware
+from ingero.fleet.processors.collectives.conclusions import Conclusion, VerdictChange
 from ingero.fleet.processors.collectives.costs import CostDelta, CostParties, build_costs
-from ingero.fleet.processors.collectives.engine import Conclusion, VerdictChange
 from ingero.fleet.processors.collectives.rates import Rates, RatesConfig
 from ingero.fleet.processors.collectives.verdicts import build_changes
 from ingero.fleet.processors.peer_threshold.episode_events import build_episodes

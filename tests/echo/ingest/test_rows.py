@@ -302,7 +302,7 @@ def test_an_empty_request_writes_nothing(store, take):
 
 def test_what_fleet_concludes_arrives_as_verdicts(store, take):
     """The records that Fleet's own nccl processor builds, through the real encoder."""
-    from ingero.fleet.processors.collectives.engine import Conclusion, VerdictChange
+    from ingero.fleet.processors.collectives.conclusions import Conclusion, VerdictChange
     from ingero.fleet.processors.collectives.verdicts import build_changes, build_verdicts
     from ingero.model.verdicts import Judgement, Slowdown, Verdict, VerdictKind
 

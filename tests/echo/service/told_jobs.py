@@ -8,8 +8,8 @@ from tests.echo.service.conftest import push
 
 from ingero.detect.judge import Judge
 from ingero.fleet.component import Hardware
+from ingero.fleet.processors.collectives.conclusions import Conclusion, VerdictChange
 from ingero.fleet.processors.collectives.costs import CostDeltas, build_costs
-from ingero.fleet.processors.collectives.engine import Conclusion, VerdictChange
 from ingero.fleet.processors.collectives.rates import Rates, RatesConfig
 from ingero.fleet.processors.collectives.verdicts import build_changes
 from ingero.otlp.codec import merge_exports

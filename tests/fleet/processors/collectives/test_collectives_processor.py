@@ -345,6 +345,81 @@ def test_gauges_of_communicators_over_the_cap_are_counted():
     assert judged.host.read("ingero_fleet_nccl_refused_total", reason="gauge_cap") == 1
 
 
+HEALTHY = [f"node{rank}" for rank in range(8) if rank != 3]
+
+
+def ends(judged):
+    """Whose verdicts ended in the last round, and which."""
+    rows = [row.attributes for row in judged.records()]
+    return {
+        row["ingero.node.id"]: row["ingero.verdict.before"]
+        for row in rows
+        if row["ingero.verdict.kind"] in {"unknown", "ordinary"}
+    }
+
+
+def push_next(judged, name, *, slow, first_seq=0):
+    """A job of its own on the same nodes."""
+    for run in job(slow=slow, seed=len(name), comm=f"{int(name, 36):016x}"):
+        ops = run.ops.copy()
+        ops["seq"] += first_seq
+        judged.push([replace(run, ops=ops, rank=replace(run.rank, job=name))])
+
+
+def test_verdicts_of_a_job_that_ended_end_while_other_jobs_run_and_its_cost_is_not_taken_back():
+    judged = Judged(idle_timeout="1m", cost_interval="1s")
+    push_next(judged, "a", slow=3)
+    judge_after(judged)
+    push_next(judged, "b", slow=None)
+    judged.host.clock.advance(61 * NS_PER_S)
+    push_next(judged, "b", slow=None, first_seq=200)
+    judged.round()
+    assert ends(judged) == {"node3": "culprit"} | dict.fromkeys(HEALTHY, "victim")
+    charged = [row.attributes for row in judged.records("ingero.cost")]
+    assert all(row["ingero.cost.gpu_seconds"] >= 0 for row in charged)
+    judge_after(judged)
+    assert ends(judged) == {}
+    (page,) = judged.page("verdicts", cluster_id="c")["clusters"]
+    assert {row["rank"]["job"] for row in page["verdicts"]} == {"b"}
+    assert sum(row["wait_ns"] for row in page["verdicts"]) == page["total_wait_gpu_ns"]
+
+
+def test_a_cluster_whose_workers_are_mostly_of_jobs_that_ended_has_room_for_new_ones():
+    judged = Judged(idle_timeout="1m", max_workers=20)
+    for name in ("a", "b", "c", "d", "e"):
+        push_next(judged, name, slow=3)
+        judge_after(judged)
+        (page,) = judged.page("verdicts", cluster_id="c")["clusters"]
+        named = {
+            (row["rank"]["job"], row["rank"]["node_id"])
+            for row in page["verdicts"]
+            if row["verdict"] == "culprit"
+        }
+        assert named == {(name, "node3")}
+        judged.host.clock.advance(61 * NS_PER_S)
+    assert judged.host.read("ingero_fleet_nccl_evicted_total", what="workers") == 2
+    assert judged.host.read("ingero_fleet_nccl_judge_lost_total", reason="refused_workers") == 0
+
+
+def test_evidence_that_cannot_be_judged_ends_the_judging_of_its_cluster_alone(caplog):
+    judged = Judged()
+    engine, now_ns = judged.pipe._state.engine, judged.host.clock.mono_ns()
+    broken = job(n_ranks=1, cluster="broken")[0]
+    engine.add([replace(broken, ops=broken.ops[["seq", "own_ns"]])], now_ns)
+    judged.push(job(slow=3))
+    judge_after(judged)
+    (page,) = judged.page("verdicts", cluster_id="c")["clusters"]
+    assert [row["rank"]["node_id"] for row in page["verdicts"] if row["verdict"] == "culprit"] == [
+        "node3"
+    ]
+    assert judged.host.read("ingero_fleet_nccl_evicted_total", what="evidence") == 1
+    assert "cannot judge the evidence of cluster 'broken'" in caplog.text
+    judged.push(job(slow=3, cluster="broken"))
+    judge_after(judged)
+    (page,) = judged.page("verdicts", cluster_id="broken")["clusters"]
+    assert page["total"] == 8, "it is judged again from what came since"
+
+
 def test_cluster_at_its_communicator_cap_starts_over_when_most_are_silent():
     judged = Judged(max_communicators=2, idle_timeout="1m")
     judged.push(job(n_ranks=1, comm="00000000000000aa"))
@@ -361,6 +436,8 @@ def test_silent_cluster_is_forgotten_with_its_series():
     judged.push(job(slow=3))
     judge_after(judged)
     judged.host.clock.advance(61 * NS_PER_S)
+    judged.round()
+    assert ends(judged) == {"node3": "culprit"} | dict.fromkeys(HEALTHY, "victim")
     judged.round()
     assert judged.page("verdicts") == {"clusters": []}
     assert judged.host.read("ingero_fleet_nccl_workers", cluster_id="c", verdict="culprit") is None

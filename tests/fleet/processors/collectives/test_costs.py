@@ -12,9 +12,9 @@ from ingero.config import parse_model
 from ingero.errors import ConfigError, RetryableError
 from ingero.fleet.component import ComponentId, Hardware
 from ingero.fleet.consumer import Batch
+from ingero.fleet.processors.collectives.conclusions import Conclusion
 from ingero.fleet.processors.collectives.config import NcclConfig
 from ingero.fleet.processors.collectives.costs import MAX_VICTIMS, CostDeltas
-from ingero.fleet.processors.collectives.engine import Conclusion
 from ingero.fleet.processors.collectives.rates import Rates, RatesConfig
 from ingero.fleet.processors.peer_threshold.config import IngeroConfig
 from ingero.fleet.processors.peer_threshold.processor import FACTORY as INGERO

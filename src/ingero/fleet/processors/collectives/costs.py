@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from ingero.fleet.component import Hardware
-from ingero.fleet.processors.collectives.engine import Conclusion
+from ingero.fleet.processors.collectives.conclusions import Conclusion
 from ingero.fleet.processors.collectives.rates import Rates
 from ingero.fleet.processors.collectives.verdicts import FindHardware
 from ingero.model.verdicts import Judgement

@@ -3,8 +3,8 @@
 One question an episode, until it is answered.
 
 An episode is the time for which a worker is called a culprit or an end of a slow link, or others wait for it, without
-a break of `REOPEN_NS`. Of peers that are slow in turns, and of a stage that works longer than the others, one is asked: the one that worked
-longest at first.
+a break of `REOPEN_NS`. Of peers that are slow in turns, and of a stage that works longer than the others, one is asked:
+the one that worked longest at first.
 
 The question rides on every answer to a push of the node, so that a lost answer, or an agent that starts again, is asked
 again.
@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from ingero.fleet.processors.collectives import telemetry
-from ingero.fleet.processors.collectives.engine import Conclusion
+from ingero.fleet.processors.collectives.conclusions import Conclusion
 from ingero.model.collectives import Rank, Worker
 from ingero.model.counters import WorkRates
 from ingero.model.diagnosis import Diagnosis, DiagnosisRequest, PeerWork, Subject
@@ -49,8 +49,7 @@ N_PEERS: Final = 3
 
 @dataclass(slots=True)
 class NamedEpisode:
-    """One culprit, end of a slow link, member of a slow stage, one of peers that are slow in turns, or one rank that
-    others wait for.
+    """A culprit, an end of a slow link, a rank that others wait for, or one of peers that are slow together.
 
     Attributes:
         id: Names it to the agent.

@@ -3,14 +3,20 @@
 Above the Judge, below the processor. Two threads meet here: pushes append under the lock, the judge thread takes
 what waits under it and judges without it. Conclusions are replaced as a whole, so readers need no lock.
 
-Lossy: caps refuse whole batches and count them; a cluster at its cap of communicators of which most are silent starts
-over, which forgets evidence (`telemetry.EVICTED`).
+Workers that were silent for `NcclConfig.idle_timeout` have no verdict any more. What their waiting cost stands in the
+history, until their cluster starts over.
+
+Lossy: caps refuse whole batches and count them. A cluster starts over, which forgets evidence and is counted
+(`telemetry.EVICTED`), when it is at its cap of communicators or near that of workers and most of these are silent, and
+when its evidence cannot be judged.
 """
 
 from __future__ import annotations
 
+import logging
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Final, TypeAlias
 
@@ -20,11 +26,18 @@ from ingero.detect.judge import Judge, JudgeSettings
 from ingero.detect.ranks.settings import EDetectorSettings
 from ingero.fleet.helpers.caps import CapWatch
 from ingero.fleet.processors.collectives import telemetry
+from ingero.fleet.processors.collectives.conclusions import (
+    QUIET,
+    Conclusion,
+    VerdictChange,
+    join_jobs,
+    leave_out,
+)
 from ingero.fleet.processors.collectives.config import NcclConfig
 from ingero.fleet.processors.collectives.lags import LagTracker, PeerLag
 from ingero.fleet.processors.collectives.lateness import MIN_LATE_NS, Lateness
 from ingero.model.collectives import CollectiveRun, Worker
-from ingero.model.verdicts import Judgement, Verdict, VerdictKind
+from ingero.model.verdicts import Judgement, VerdictKind
 from ingero.telemetry.metrics import MeterRegistry
 from ingero.units import NS_PER_S
 from ingero.wire.names import MAX_ID_LENGTH
@@ -32,15 +45,16 @@ from ingero.wire.names import MAX_ID_LENGTH
 CAP_QUIET_NS: Final = 20 * NS_PER_S
 """A cap that refused nothing for this long is over."""
 _MAX_CAP_CHANGES: Final = 1024
+_SILENT: Final = "it reported nothing any more: its job has ended, or its agent is away"
+_log = logging.getLogger("ingero.fleet.processors.nccl")
 _NS_PER_DAY: Final = 86_400e9
 _MIN_ALPHA: Final = 1e-12
 _MAX_ALPHA: Final = 1e-2
 _SETTLE_INTERVAL_NS: Final = 5 * NS_PER_S
 MAX_HISTORY: Final = 1024
-"""Workers of a cluster above which a conclusion does not name alarms that have cleared."""
-QUIET: Final = frozenset({VerdictKind.ORDINARY, VerdictKind.UNKNOWN})
-"""Verdicts that say nothing against a worker."""
-
+"""Workers of a cluster above which alarms that have cleared are looked for only as often as costs are reported."""
+CROWDED: Final = 0.75
+"""Part of `NcclConfig.max_workers` from which a cluster starts over once most of its workers are silent."""
 _LOST_BY_JUDGE: Final = (
     "stale_ops",
     "unpaired_ops",
@@ -48,47 +62,6 @@ _LOST_BY_JUDGE: Final = (
     "refused_workers",
     "late_members",
 )
-
-
-@dataclass(frozen=True, slots=True)
-class VerdictChange:
-    """A worker's verdict became another.
-
-    Attributes:
-        before: What it was; None when nothing was said of the worker.
-        verdict: What it is.
-    """
-
-    before: VerdictKind | None
-    verdict: Verdict
-
-    @property
-    def is_quiet(self) -> bool:
-        """Whether neither verdict says anything."""
-        return self.verdict.kind in QUIET and (self.before is None or self.before in QUIET)
-
-
-@dataclass(frozen=True, slots=True)
-class Conclusion:
-    """One round's result for one cluster.
-
-    Attributes:
-        judgement: Every verdict as of now.
-        history: The same, naming also whose alarm has cleared since; ``judgement`` above `MAX_HISTORY` workers.
-        lags: Of the communicators that reported in this round.
-        changes: Against the round before.
-        judged_ns: Monotonic time of the round.
-        alpha: Budget per operation that the Judge works with.
-        generation: How often this cluster's Judge has begun; its sums are since then.
-    """
-
-    judgement: Judgement
-    history: Judgement
-    lags: tuple[PeerLag, ...]
-    changes: tuple[VerdictChange, ...]
-    judged_ns: int
-    alpha: float
-    generation: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +98,7 @@ class _ClusterDetection:
     lost: dict[str, int] | None = field(default_factory=dict)  # None: counted by the judge before
     kinds: dict[Worker, VerdictKind] = field(default_factory=dict)
     conclusion: Conclusion | None = None
+    history_ns: int = 0
     lateness: Lateness = field(default_factory=Lateness)
     late_ns: int = 0
 
@@ -165,7 +139,10 @@ class DetectionEngine:
             )
         }
         evicted = meter.counter(telemetry.EVICTED)
-        self._evict = {what: evicted.bound(what=what) for what in ("cluster", "communicators")}
+        self._evict = {
+            what: evicted.bound(what=what)
+            for what in ("cluster", "communicators", "workers", "evidence")
+        }
         lost = meter.counter(telemetry.JUDGE_LOST)
         self._count_lost = {reason: lost.bound(reason=reason) for reason in _LOST_BY_JUDGE}
         self._count_ops = meter.counter(telemetry.OPS).bound()
@@ -348,15 +325,31 @@ class DetectionEngine:
                     (replayed if is_silent else taken).append((detection, detection.waiting))
                     detection.waiting, detection.n_waiting, detection.comm_ops = [], 0, {}
         for detection, waiting in replayed:
-            self._observe(detection, waiting, now_ns)
+            with self._starting_over(detection):
+                self._observe(detection, waiting, now_ns)
         found = {}
         for detection, waiting in taken:
-            before = detection.conclusion
-            conclusion = self._judge_one(detection, waiting, now_ns)
+            before, conclusion = detection.conclusion, None
+            with self._starting_over(detection):
+                conclusion = self._judge_one(detection, waiting, now_ns)
+            if conclusion is None:
+                continue
             # What arrived earlier is judged once its reorder window is over: a change without a push.
             if waiting or before is None or before.judgement != conclusion.judgement:
                 found[detection.cluster_id] = conclusion
         return found
+
+    @contextmanager
+    def _starting_over(self, detection: _ClusterDetection) -> Iterator[None]:
+        """Where the evidence of a cluster cannot be judged it is forgotten, so that other clusters are judged."""
+        try:
+            yield
+        except Exception:  # noqa: BLE001 - one cluster's evidence must not end the judging of all others
+            _log.exception(
+                "cannot judge the evidence of cluster %r: it starts over", detection.cluster_id
+            )
+            detection.judge = None
+            self._evict["evidence"](1)
 
     def _observe(
         self,
@@ -366,6 +359,9 @@ class DetectionEngine:
     ) -> Judge:
         """Give a cluster's Judge what waits."""
         judge = detection.judge
+        if judge is not None and self._is_crowded(judge, now_ns):
+            judge = None
+            self._evict["workers"](1)
         if judge is None:
             detection.lost = {}
             detection.generation += 1
@@ -375,6 +371,12 @@ class DetectionEngine:
             judge.observe([run], arrived_ns)
         judge.settle(now_ns)
         return judge
+
+    def _is_crowded(self, judge: Judge, now_ns: int) -> bool:
+        """Whether there is hardly room for new workers, because of workers that report no more."""
+        if judge.n_workers < CROWDED * self.config.max_workers:
+            return False
+        return 2 * len(judge.find_silent(now_ns - self.config.idle_timeout)) > judge.n_workers
 
     def _judge_one(
         self,
@@ -386,9 +388,10 @@ class DetectionEngine:
         with self._lock:
             changed = detection.lags.add(run for run, _ in waiting)
             lags = tuple(lag for comm in sorted(changed) for lag in detection.lags.lags(comm))
-        judgement = history = join_jobs(detection.cluster_id, judge.judgements())
-        if len(judgement.verdicts) <= MAX_HISTORY:
-            history = join_jobs(detection.cluster_id, judge.judgements(with_history=True))
+        everybody = join_jobs(detection.cluster_id, judge.judgements())
+        history = self._find_history(detection, judge, len(everybody.verdicts), now_ns)
+        silent = judge.find_silent(now_ns - self.config.idle_timeout)
+        judgement, ended = leave_out(everybody, {worker for _, worker in silent})
         lost = judgement.counts if detection.lost is None else detection.lost
         for reason, count in self._count_lost.items():
             count(judgement.counts.get(reason, 0) - lost.get(reason, 0))
@@ -398,6 +401,10 @@ class DetectionEngine:
             VerdictChange(detection.kinds.get(v.rank.worker), v)
             for v in judgement.verdicts
             if detection.kinds.get(v.rank.worker) is not v.kind
+        ) + tuple(
+            VerdictChange(before, replace(v, kind=VerdictKind.UNKNOWN, reason=_SILENT))
+            for v in ended
+            if (before := detection.kinds.pop(v.rank.worker, None)) not in {None, *QUIET}
         )
         # A worker of which nothing is concluded now, as after a take-over, keeps its verdict until something is.
         absent = [
@@ -411,24 +418,26 @@ class DetectionEngine:
         )
         return detection.conclusion
 
+    def _find_history(
+        self, detection: _ClusterDetection, judge: Judge, n_workers: int, now_ns: int
+    ) -> Judgement:
+        last = detection.conclusion
+        is_kept = last is not None and last.generation == detection.generation
+        is_fresh = now_ns - detection.history_ns < self.config.cost_interval
+        if last is not None and is_kept and is_fresh and n_workers > MAX_HISTORY:
+            return last.history
+        detection.history_ns = now_ns
+        return join_jobs(detection.cluster_id, judge.judgements(with_history=True))
+
     def _drop_silent(self, now_ns: int) -> None:
+        """Forget clusters that are silent, once the ends of their verdicts are reported."""
         for cluster_id, detection in list(self._detections.items()):
-            is_silent = now_ns - detection.seen_ns > self.config.idle_timeout
-            if is_silent and cluster_id not in self._replaying:
+            silent_ns = now_ns - detection.seen_ns
+            has_open = any(kind not in QUIET for kind in detection.kinds.values())
+            limit_ns = self.config.idle_timeout * (2 if has_open else 1)
+            if silent_ns > limit_ns and cluster_id not in self._replaying:
                 del self._detections[cluster_id]
                 self._evict["cluster"](1)
-
-
-def join_jobs(cluster_id: str, jobs: Sequence[Judgement]) -> Judgement:
-    """One judgement for all jobs of a cluster, which share no communicator; each was judged by itself."""
-    return Judgement(
-        cluster_id,
-        tuple(verdict for job in jobs for verdict in job.verdicts),
-        total_wait_gpu_ns=sum(job.total_wait_gpu_ns for job in jobs),
-        charged_gpu_ns=sum(job.charged_gpu_ns for job in jobs),
-        unattributed_gpu_ns=sum(job.unattributed_gpu_ns for job in jobs),
-        counts=jobs[0].counts if jobs else {},  # the Judge counts over all of them
-    )
 
 
 def build_settings(config: NcclConfig, alpha: float) -> JudgeSettings:

@@ -10,7 +10,7 @@ from typing import Final
 
 from ingero.fleet.component import Host
 from ingero.fleet.processors.collectives import telemetry
-from ingero.fleet.processors.collectives.engine import Conclusion
+from ingero.fleet.processors.collectives.conclusions import Conclusion
 from ingero.fleet.processors.collectives.hangs import HangTracker
 from ingero.fleet.processors.collectives.log_lines import EventLog
 from ingero.fleet.processors.collectives.reports import PipelineReports

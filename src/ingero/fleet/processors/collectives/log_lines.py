@@ -6,7 +6,8 @@ import logging
 from collections.abc import Iterable, Mapping
 from typing import Final
 
-from ingero.fleet.processors.collectives.engine import QUIET, CapChange, VerdictChange
+from ingero.fleet.processors.collectives.conclusions import QUIET, VerdictChange
+from ingero.fleet.processors.collectives.engine import CapChange
 from ingero.fleet.processors.collectives.hangs import HangChanges
 from ingero.model.diagnosis import Diagnosis, describe_diagnosis
 from ingero.model.hang import HangRoot

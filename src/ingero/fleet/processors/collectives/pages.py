@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from ingero.fleet.component import AdminRoute
 from ingero.fleet.helpers.admin_pages import ADMIN_ROOT, get_cluster_id, parse_slice
-from ingero.fleet.processors.collectives.engine import QUIET, Conclusion
+from ingero.fleet.processors.collectives.conclusions import QUIET, Conclusion
 from ingero.fleet.processors.collectives.levels import name_row
 from ingero.fleet.processors.collectives.progress import hang_json
 from ingero.fleet.processors.collectives.state import CollectivesState

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from typing import Final
 
-from ingero.fleet.processors.collectives.engine import QUIET, VerdictChange
+from ingero.fleet.processors.collectives.conclusions import QUIET, VerdictChange
 from ingero.model.collectives import Worker
 from ingero.model.hang import HangRoot
 from ingero.model.verdicts import VerdictKind

@@ -7,9 +7,9 @@ from dataclasses import replace
 from typing import Final
 
 from ingero.fleet.component import Hardware, HardwareSource, Host
+from ingero.fleet.processors.collectives.conclusions import Conclusion
 from ingero.fleet.processors.collectives.cost_totals import CostTotals
 from ingero.fleet.processors.collectives.costs import CostDeltas, build_costs
-from ingero.fleet.processors.collectives.engine import Conclusion
 from ingero.fleet.processors.collectives.gauges import GaugeLag
 from ingero.fleet.processors.collectives.hangs import HangChanges, build_hangs
 from ingero.fleet.processors.collectives.rates import Rates

@@ -24,7 +24,8 @@ REFUSED: Final = counter(
 )
 EVICTED: Final = counter(
     "ingero_fleet_nccl_evicted_total",
-    "What was forgotten: cluster (silent) or communicators (a cluster started over at its cap).",
+    "What was forgotten: cluster (silent); or the evidence of a cluster that started over: at its cap of communicators,"
+    " near that of workers (most were silent), or because its evidence could not be judged (see the log).",
     "what",
 )
 JUDGE_LOST: Final = counter(

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from ingero.fleet.component import Hardware
-from ingero.fleet.processors.collectives.engine import QUIET, Conclusion, VerdictChange
+from ingero.fleet.processors.collectives.conclusions import QUIET, Conclusion, VerdictChange
 from ingero.fleet.processors.collectives.gauges import GaugeLag
 from ingero.model.diagnosis import Diagnosis
 from ingero.model.verdicts import Verdict, describe_rank
