@@ -368,7 +368,7 @@ class BatchStore(Protocol):
         ...
 
     def read(self, key: int) -> bytes:
-        """What was written. Raises BadDataError when it is damaged."""
+        """What was written. Raises BadDataError when it is damaged, RetryableError when it cannot be read for now."""
         ...
 
     def remove(self, key: int) -> None:

@@ -21,6 +21,7 @@ from ingero.model.events import CudaOp, NcclOp, Source
 from ingero.model.progress import Ending
 from ingero.otlp.codec import decode_protobuf, encode_protobuf
 from ingero.testing.clock import ManualClock
+from ingero.testing.open_files import no_more_files
 from ingero.units import NS_PER_MS, NS_PER_S
 from ingero.wire.collectives import read_collectives
 from ingero.wire.progress import read_progress
@@ -274,6 +275,26 @@ def test_new_operations_wait_behind_those_on_disk(spilling):
     runs, _ = job.ear.take()
     assert seqs(runs) == list(range(1, len(seqs(runs)) + 1))
     assert job.pusher.count_outcomes().spill_batches == 0
+
+
+def test_nothing_overtakes_batches_on_disk_that_cannot_be_read_for_now(spilling):
+    job = is_ready(spilling(), is_there=False)
+    job.run(60, own_ns=NS_PER_S)
+    is_ready(job, is_there=True)
+    job.ear.exports.clear()
+    with no_more_files():
+        job.run(60, own_ns=NS_PER_S)
+    early = seqs(job.ear.take()[0])
+    assert len(early) < 10, "only the batch that had been read before"
+    outcomes = job.pusher.count_outcomes()
+    assert outcomes.spill_failed > 0
+    assert "Too many open files" in outcomes.spill_problem
+    drain(job)
+    job.run(6, own_ns=NS_PER_S)
+    delivered = early + seqs(job.ear.take()[0])
+    assert delivered == list(range(1, len(delivered) + 1))
+    assert len(delivered) > 110
+    assert job.pusher.count_outcomes().spill_damaged == 0
 
 
 @pytest.mark.parametrize("reply", [{"is_retryable": True}, {"retry_after_ns": NS_PER_S}])

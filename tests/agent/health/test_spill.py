@@ -6,7 +6,9 @@ import subprocess
 import pytest
 
 from ingero.agent.health.spill import Spill, SpillSettings, open_spill
+from ingero.errors import RetryableError
 from ingero.testing.clock import ManualClock
+from ingero.testing.open_files import no_more_files
 from ingero.units import NS_PER_S
 
 BLOCK = 4096
@@ -109,6 +111,37 @@ def test_a_damaged_batch_is_counted_and_named(opened, tmp_path):
     assert spill.peek() is None
     assert spill.counts.n_damaged == 1
     assert str(place) in spill.counts.problem
+
+
+def test_what_cannot_be_read_for_now_stays_the_oldest_and_is_told(opened):
+    spill = opened()
+    spill.put(b"a", 1)
+    spill.put(b"b", 1)
+    with no_more_files():
+        with pytest.raises(RetryableError, match="Too many open files"):
+            spill.peek()
+        assert "Too many open files" in spill.counts.problem
+    assert (spill.counts.n_read_failures, spill.counts.n_damaged) == (1, 0)
+    assert take_all(spill) == [b"a", b"b"]
+
+
+def test_no_room_is_made_while_the_oldest_cannot_be_read(opened):
+    spill = opened(max_bytes=2 * BLOCK)
+    spill.put(b"a", 1)
+    spill.put(b"b", 1)
+    with no_more_files():
+        assert not spill.put(b"c", 1)
+    assert (spill.counts.n_write_failures, spill.counts.n_expired_items) == (1, 0)
+    assert take_all(spill) == [b"a", b"b"]
+
+
+def test_a_batch_whose_file_is_gone_is_counted_and_costs_only_itself(opened, tmp_path):
+    spill = opened()
+    spill.put(b"a", 1)
+    spill.put(b"b", 1)
+    min((tmp_path / "var" / "spill").glob("[0-9]*")).unlink()
+    assert take_all(spill) == [b"b"]
+    assert spill.counts.n_damaged == 1
 
 
 def test_what_another_release_wrote_is_set_aside(opened, tmp_path):

@@ -18,6 +18,8 @@ from ingero.fleet.helpers.sending import Sender
 from ingero.otlp.codec import build_gauge, build_logs, build_metrics, build_number, encode_json
 from ingero.otlp.names import Signal
 from ingero.testing.host import ManualHost
+from ingero.testing.open_files import no_more_files
+from ingero.testing.waiting import wait_until
 
 NAME = ComponentId("file_storage")
 LABELS = {"extension": "file_storage"}
@@ -79,6 +81,20 @@ def test_damaged_batch_is_set_aside_and_counted(tmp_path, damage):
         assert sorted(one.name for one in place.parent.iterdir()) == [f"{key:020d}.damaged", "lock"]
 
 
+def test_a_batch_that_is_gone_is_bad_and_one_that_cannot_be_read_for_now_is_not(tmp_path, caplog):
+    with storing(tmp_path) as (host, extension):
+        store = extension.open_store("x")
+        keys = [store.write(b"one"), store.write(b"two")]
+        (tmp_path / "x" / f"{keys[0]:020d}").unlink()
+        with pytest.raises(BadDataError, match="No such file"):
+            store.read(keys[0])
+        with no_more_files(), pytest.raises(RetryableError, match="Too many open files"):
+            store.read(keys[1])
+        assert store.read(keys[1]) == b"two"
+        assert host.read("ingero_fleet_storage_read_failures_total", **LABELS) == 1
+        assert "Too many open files" in caplog.text
+
+
 def test_what_the_disk_does_not_take_is_refused_for_now_and_leaves_nothing(tmp_path):
     with storing(tmp_path) as (host, extension):
         store = extension.open_store("x")
@@ -133,9 +149,12 @@ class Upstream:
 
     def __init__(self, answer=RetryableError):
         self.answer = answer
+        self.open = threading.Event()
+        self.open.set()
         self.taken, self.changed = [], threading.Condition()
 
     def __call__(self, batch):
+        self.open.wait()
         with self.changed:
             self.changed.notify_all()
             if self.answer is not None:
@@ -211,6 +230,66 @@ def test_refused_and_damaged_batches_do_not_come_back(tmp_path):
         )
     left = sorted(one.suffix for one in (tmp_path / "exporters.otlphttp%2Fup").iterdir())
     assert left == ["", ".damaged", ".damaged", ".damaged"]
+
+
+def leave_batches(folder, count):
+    """What a process leaves whose destination took nothing."""
+
+    async def scenario(host):
+        one = sender(host, Upstream())
+        for number in range(count):
+            one.consume(metrics(number))
+        await end(one, host)
+
+    with storing(folder) as (host, _):
+        asyncio.run(scenario(host))
+
+
+def test_a_queue_that_cannot_be_read_for_now_is_sent_in_order_once_it_can(tmp_path):
+    leave_batches(tmp_path, 50)
+    upstream = Upstream(None)
+    upstream.open.clear()
+
+    async def scenario(host):
+        one = sender(host, upstream)
+        await asyncio.to_thread(wait_until, lambda: one.read_state().n_waiting == 49)
+        with no_more_files():
+            upstream.open.set()
+            state = await asyncio.to_thread(
+                wait_until, lambda: (state := one.read_state()).last_error and state
+            )
+            assert "Too many open files" in state.last_error
+            assert (state.n_waiting, state.n_dropped) == (49, 0)
+            assert state.away_s is not None
+        await asyncio.to_thread(wait_until, lambda: len(upstream.taken) == 50)
+        assert one.read_state().away_s is None
+        await end(one, host)
+
+    with storing(tmp_path) as (host, _):
+        asyncio.run(scenario(host))
+        assert host.read("ingero_fleet_storage_damaged_batches_total", **LABELS) == 0
+    assert [number for _, number, _ in upstream.taken] == list(range(50))
+    assert [one.name for one in (tmp_path / "exporters.otlphttp%2Fup").iterdir()] == ["lock"]
+
+
+def test_a_stop_leaves_a_queue_that_cannot_be_read_for_now_to_the_next_process(tmp_path):
+    leave_batches(tmp_path, 5)
+
+    upstream = Upstream(None)
+    upstream.open.clear()
+
+    async def scenario(host):
+        one = sender(host, upstream)
+        await asyncio.to_thread(wait_until, lambda: one.read_state().n_waiting == 4)
+        with no_more_files():
+            upstream.open.set()
+            await asyncio.to_thread(wait_until, lambda: one.read_state().last_error)
+            await end(one, host)
+
+    with storing(tmp_path) as (host, _):
+        asyncio.run(scenario(host))
+    with storing(tmp_path) as (_, extension):
+        assert len(extension.open_store("exporters.otlphttp/up").list_keys()) == 4
 
 
 def test_queue_size_counts_what_an_earlier_process_left(tmp_path):

@@ -170,7 +170,9 @@ class CollectivePusher:
             spill_batches=0 if spill is None else spill.n_batches,
             spill_bytes=0 if spill is None else spill.n_bytes,
             spill_damaged=spilled.n_damaged,
-            spill_failed=spilled.n_write_failures + spilled.n_remove_failures,
+            spill_failed=spilled.n_write_failures
+            + spilled.n_read_failures
+            + spilled.n_remove_failures,
             spill_problem=spilled.problem,
         )
 

@@ -20,7 +20,7 @@ import numpy as np
 from ingero.agent.health.push_queue import MAX_PAUSE_NS
 from ingero.agent.health.spill import Spill, SpilledBatch
 from ingero.agent.health.transport import PushReply, PushTransport
-from ingero.errors import BadDataError
+from ingero.errors import BadDataError, RetryableError
 from ingero.model.arrays import Records
 from ingero.model.collectives import ClockKind, CollectiveRun, Rank
 from ingero.otlp.codec import Export, decode_protobuf, encode_protobuf
@@ -37,6 +37,8 @@ DRAIN_SPEED: Final = 20
 """Spilled batches sent in the time in which one is made: an hour's take three minutes."""
 _MAX_AT_ONCE: Final = 8
 _SPREAD: Final = 0.2
+_UNREADABLE_PAUSE_NS: Final = NS_PER_S
+"""Between two attempts to read what is spilled."""
 
 
 @dataclass(slots=True)
@@ -135,7 +137,11 @@ class RunQueue:
             if not self.is_spilling or self._clock.mono_ns() < self._drain_ns:
                 return
             assert self.spill is not None
-            first = self.spill.peek()
+            try:
+                first = self.spill.peek()
+            except RetryableError:  # the spill counts it; what is new goes behind it meanwhile
+                self._drain_ns = self._clock.mono_ns() + _UNREADABLE_PAUSE_NS
+                return
             if first is None:
                 return
             try:

@@ -28,8 +28,8 @@ class CollectiveCounts:
         taken_late: Operations that Fleet took from the spill, after it had been away.
         spill_batches: Batches that wait on disk.
         spill_bytes: What they take of it.
-        spill_damaged: Batches on disk that could not be read and lie aside; what they held is not sent.
-        spill_failed: Batches that the disk did not take or did not remove.
+        spill_damaged: Batches on disk that are damaged and lie aside; what they held is not sent.
+        spill_failed: Times the disk did not take, read or remove a batch, which is kept.
         spill_problem: The newest of these, in words.
     """
 

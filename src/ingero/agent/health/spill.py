@@ -55,8 +55,9 @@ class SpillCounts:
     Attributes:
         n_stored: Batches written.
         n_expired_items: Items of batches that grew too old, or were the oldest when the room was used up.
-        n_damaged: Batches that could not be read; what they held is not known. They lie beside as ``*.damaged``.
+        n_damaged: Batches whose file is damaged or gone; what they held is not known. They lie beside as ``*.damaged``.
         n_write_failures: Batches that the disk did not take; they stay in memory.
+        n_read_failures: Times a batch could not be read for now, as with too many open files; it waits on.
         n_remove_failures: Delivered batches that the disk did not remove: the next agent sends them again.
         problem: The newest of these, for people; empty while there was none.
     """
@@ -65,12 +66,18 @@ class SpillCounts:
     n_expired_items: int = 0
     n_damaged: int = 0
     n_write_failures: int = 0
+    n_read_failures: int = 0
     n_remove_failures: int = 0
     problem: str = ""
 
     def note_write_failure(self, reason: str) -> None:
         """See `FolderLosses`."""
         self.n_write_failures += 1
+        self.problem = reason
+
+    def note_read_failure(self, reason: str) -> None:
+        """See `FolderLosses`."""
+        self.n_read_failures += 1
         self.problem = reason
 
     def note_remove_failure(self, reason: str) -> None:
@@ -138,8 +145,12 @@ class Spill:
         head = _HEAD.pack(_VERSION, max(self._clock.wall_ns(), 0), n_items)
         n_bytes = _round(len(head) + len(body))
         with self._lock:
-            while self._waiting and self.n_bytes + n_bytes > self._settings.max_bytes:
-                self._expire_first()
+            try:
+                while self._waiting and self.n_bytes + n_bytes > self._settings.max_bytes:
+                    self._expire_first()
+            except RetryableError:  # how much the oldest holds must be known, to be counted as lost
+                self.counts.n_write_failures += 1
+                return False
             if n_bytes > self._settings.max_bytes:
                 self.counts.note_write_failure(f"a batch of {n_bytes} bytes is larger than allowed")
                 return False
@@ -153,7 +164,11 @@ class Spill:
         return True
 
     def peek(self) -> SpilledBatch | None:
-        """The oldest batch that can be read and is not too old; None when there is none."""
+        """The oldest batch that can be read and is not too old; None when there is none.
+
+        Raises:
+            RetryableError: It cannot be read for now; it stays the oldest.
+        """
         with self._lock:
             while self._waiting:
                 first = self._read_first()
@@ -196,7 +211,7 @@ class Spill:
         return True
 
     def _read_first(self) -> SpilledBatch | None:
-        """The oldest; None when it was set aside instead."""
+        """The oldest; None when it was set aside instead. Raises RetryableError when it cannot be read for now."""
         if self._first is None:
             assert self._folder is not None
             try:

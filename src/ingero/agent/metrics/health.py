@@ -71,7 +71,7 @@ def _iter_spill_series(collective_counts: CollectiveCounts) -> Iterator[Series]:
     """What waits on disk while Fleet is away, and what became of it."""
     yield _build_outcomes(
         "ingero.agent.spill_faults",
-        "Batches that waited on disk: damaged ones are not sent; failed ones the disk did not take or remove.",
+        "Batches that waited on disk: damaged ones are not sent; failed ones the disk did not take, read or remove.",
         {"damaged": collective_counts.spill_damaged, "failed": collective_counts.spill_failed},
     )
     yield Series(

@@ -36,6 +36,11 @@ WRITE_FAILURES: Final = counter(
     "Batches that the disk did not take; their pushers keep them.",
     "extension",
 )
+READ_FAILURES: Final = counter(
+    "ingero_fleet_storage_read_failures_total",
+    "Times a stored batch could not be read for now, as with too many open files; it stays and is read again.",
+    "extension",
+)
 REMOVE_FAILURES: Final = counter(
     "ingero_fleet_storage_remove_failures_total",
     "Settled batches that the disk did not remove; the next start sends them again.",
@@ -83,6 +88,7 @@ class _Losses:
     """What the stores of one extension count, and their log."""
 
     write_failed: Callable[[float], None]
+    read_failed: Callable[[float], None]
     remove_failed: Callable[[float], None]
     damaged: Callable[[float], None]
     log: RateLimitedLog
@@ -91,6 +97,11 @@ class _Losses:
         """See `FolderLosses`."""
         self.write_failed(1)
         self.log.write("write", logging.WARNING, reason)
+
+    def note_read_failure(self, reason: str) -> None:
+        """See `FolderLosses`."""
+        self.read_failed(1)
+        self.log.write("read", logging.WARNING, reason)
 
     def note_remove_failure(self, reason: str) -> None:
         """See `FolderLosses`."""
@@ -118,6 +129,7 @@ class FileStorage:
         self._clock = host.clock
         self._losses = _Losses(
             host.meter.counter(WRITE_FAILURES).bound(**labels),
+            host.meter.counter(READ_FAILURES).bound(**labels),
             host.meter.counter(REMOVE_FAILURES).bound(**labels),
             host.meter.counter(DAMAGED).bound(**labels),
             RateLimitedLog(_log, host.clock, burst=5),
@@ -172,7 +184,7 @@ FACTORY: Final = ExtensionFactory(
     config=FileStorageConfig,
     description="Keeps exporters' queues on disk, so that a killed process loses nothing.",
     stability=Stability.BETA,
-    metrics=(WRITE_FAILURES, REMOVE_FAILURES, DAMAGED),
+    metrics=(WRITE_FAILURES, READ_FAILURES, REMOVE_FAILURES, DAMAGED),
     create=FileStorage,
     check_files=_check_files,
 )

@@ -40,6 +40,8 @@ from ingero.units import NS_PER_S
 
 _LAST_TRIES_NS: Final = NS_PER_S // 2
 """Longest pause between attempts while the service ends."""
+_UNREADABLE_PAUSE_S: Final = 1.0
+"""Between two attempts to read what is stored."""
 
 _log = logging.getLogger("ingero.fleet.exporter")
 
@@ -166,15 +168,28 @@ class SendingThreads:
         with self._wake:
             self._n_idle += 1
             self._check_settled()
-            found = None
-            while found is None:
-                while not len(self.waiting) and not self.is_stopping:
-                    self._wake.wait()
-                if not len(self.waiting) or self.leaves_rest():
-                    break
+            try:
+                return self._find_next()
+            finally:
+                self._n_idle -= 1
+
+    def _find_next(self) -> WaitingBatch | None:
+        """Wait for a batch; None when this thread is to end. The lock is held."""
+        while True:
+            while not len(self.waiting) and not self.is_stopping:
+                self._wake.wait()
+            if not len(self.waiting) or self.leaves_rest():
+                return None
+            try:
                 found = self.waiting.take()
-            self._n_idle -= 1
-            return found
+            except RetryableError as trouble:
+                self._report.note_refusal(trouble)
+                if self.is_stopping:
+                    return None  # what is stored stays for the next process
+                self._wake.wait_for(lambda: self.is_stopping, _UNREADABLE_PAUSE_S)
+            else:
+                if found is not None:
+                    return found
 
     def _check_settled(self) -> None:
         """Wake `stop` when nothing is under way; the lock is held."""

@@ -133,7 +133,7 @@ class SendingReport:
         return int(sum(self._meter.counter(one).read(exporter=self.name) for one in metrics))
 
     def note_refusal(self, refusal: DeliveryError) -> None:
-        """Remember what was said, and since when nothing else was."""
+        """Remember why a batch was not delivered, and since when none was."""
         self._last_error = (self._clock.wall_ns(), refusal.message[:_MAX_ERROR_CHARS])
         now_ns = self._clock.mono_ns()
         if isinstance(refusal, RetryableError):

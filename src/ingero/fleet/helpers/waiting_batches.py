@@ -49,7 +49,11 @@ class WaitingBatches(Protocol):
         ...
 
     def take(self) -> WaitingBatch | None:
-        """The oldest; None when nothing that waits can be read."""
+        """The oldest; None when nothing that waits can be read.
+
+        Raises:
+            RetryableError: The oldest cannot be read for now; it stays the oldest.
+        """
         ...
 
     def settle(self, waiting: WaitingBatch) -> None:
@@ -138,12 +142,14 @@ class StoredBatches(WaitingBatches):
     @override
     def take(self) -> WaitingBatch | None:
         while self._keys:
-            key = self._keys.popleft()
+            key = self._keys[0]
             try:
                 batch = _decode(self._store.read(key))
             except BadDataError as error:
+                self._keys.popleft()
                 self._store.set_aside(key, error.message)
             else:
+                self._keys.popleft()
                 return WaitingBatch(batch, key)
         return None
 

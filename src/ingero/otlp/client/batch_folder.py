@@ -27,6 +27,9 @@ HEAD_BYTES: Final = len(_MAGIC) + 4
 """What a file has before its batch."""
 _NAME: Final = re.compile(r"\d{20}")
 _LOCK_POLL_S: Final = 0.05
+_GONE: Final = frozenset({errno.ENOENT, errno.EIO})
+"""Why one file cannot be read, now or later: it is missing, or a sector of it is bad. Any other reason is one of the
+process or of the machine, such as too many open files, and passes."""
 
 
 class FolderLosses(Protocol):
@@ -38,6 +41,10 @@ class FolderLosses(Protocol):
 
     def note_remove_failure(self, reason: str) -> None:
         """A settled batch stays, and the next process sends it again."""
+        ...
+
+    def note_read_failure(self, reason: str) -> None:
+        """A batch could not be read for now; it stays where it is."""
         ...
 
     def note_damaged(self, place: Path, reason: str) -> None:
@@ -125,12 +132,21 @@ class BatchFolder:
         return self._next - 1
 
     def read(self, key: int) -> bytes:
-        """One batch. Raises BadDataError when it is damaged or cannot be read."""
+        """One batch.
+
+        Raises:
+            BadDataError: It is damaged or gone.
+            RetryableError: It cannot be read for now, which says nothing of the batch.
+        """
         place = self._place(key)
         try:
             found = place.read_bytes()
         except OSError as error:
-            raise BadDataError(error.strerror or str(error)) from error
+            if error.errno in _GONE:
+                raise BadDataError(error.strerror or str(error)) from error
+            reason = f"cannot read {place}: {error.strerror or error}"
+            self._losses.note_read_failure(reason)
+            raise RetryableError(reason) from error
         stored = found[HEAD_BYTES:]
         head = _MAGIC + zlib.crc32(stored).to_bytes(4, "little")
         if found[:HEAD_BYTES] != head:
