@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import socket
 import stat
 from dataclasses import replace
@@ -22,6 +21,7 @@ from ingero.agent.health.transport import TransportSettings
 from ingero.cli.live import PushConfig, RemediateConfig, SpansConfig
 from ingero.config.environment import allows_loose_keys
 from ingero.errors import ConfigError, ConfigProblem
+from ingero.header_values import clean_header_value, is_header_name
 from ingero.otlp.client.endpoint import OtlpEndpoint, parse_endpoint
 from ingero.units import NS_PER_MS, NS_PER_S
 
@@ -74,8 +74,6 @@ MIN_TIMEOUT_NS: Final = 100 * NS_PER_MS
 MIN_SAMPLE_INTERVAL_NS: Final = 100 * NS_PER_MS
 WINDOW_SKEW_NS: Final = 5 * NS_PER_S
 """What two nodes' windows may differ by: recorders count launches in buckets of 5 s."""
-
-_HEADER_NAME: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")  # RFC 9110 §5.6.2, token
 
 
 def build_settings(
@@ -186,11 +184,15 @@ class _Builder:
         headers = {}
         for text in self._options.fleet_header:
             name, equals, value = text.partition("=")
-            is_clean = value.isprintable() and value.isascii()
-            if not equals or not _HEADER_NAME.fullmatch(name.strip()) or not is_clean:
+            try:
+                cleaned = clean_header_value(value)
+            except ValueError as error:
+                self._add_problem("--fleet-header", f"{name!r}: the value {error}")
+                continue
+            if not equals or not is_header_name(name.strip()):
                 self._add_problem("--fleet-header", f"{name!r}: write NAME=VALUE in plain text")
                 continue
-            headers[name.strip()] = value.strip()
+            headers[name.strip()] = cleaned
         return headers
 
     def _parse_endpoints(self, option: str, text: str) -> list[OtlpEndpoint]:

@@ -9,11 +9,13 @@ component, so what a section *means* stands with the part it configures.
 """
 
 from ingero.config.model import StrictModel, check_model, parse_model
-from ingero.config.types import Duration, Endpoint, Secret, Size
+from ingero.config.types import Duration, Endpoint, HeaderName, HeaderSecret, Secret, Size
 
 __all__ = [
     "Duration",
     "Endpoint",
+    "HeaderName",
+    "HeaderSecret",
     "Secret",
     "Size",
     "StrictModel",

@@ -9,10 +9,18 @@ import re
 from dataclasses import dataclass
 from typing import Annotated, Any, Final
 
-from pydantic import BeforeValidator, Field, GetCoreSchemaHandler, PlainSerializer, SecretStr
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    GetCoreSchemaHandler,
+    PlainSerializer,
+    SecretStr,
+)
 from pydantic_core import CoreSchema, core_schema
 from typing_extensions import override
 
+from ingero.header_values import clean_header_value, is_header_name
 from ingero.units import NS_PER_MS, NS_PER_S, NS_PER_US, parse_duration, parse_size
 
 _DURATION_UNITS: Final = (
@@ -30,6 +38,22 @@ _ENDPOINT: Final = re.compile(
 
 Secret = SecretStr
 """Text that prints as stars; read it with ``get_secret_value()`` where it is used and nowhere else."""
+
+
+def _clean_secret(secret: SecretStr) -> SecretStr:
+    return SecretStr(clean_header_value(secret.get_secret_value()))
+
+
+def _check_header_name(name: str) -> str:
+    if not is_header_name(name):
+        raise ValueError("cannot name a header")
+    return name
+
+
+HeaderSecret = Annotated[SecretStr, AfterValidator(_clean_secret)]
+"""The same for a header: without the white space around it; what cannot stand in one is refused, and not shown."""
+HeaderName = Annotated[str, AfterValidator(_check_header_name)]
+"""Text that can name a header."""
 
 
 def write_duration(duration_ns: int) -> str:

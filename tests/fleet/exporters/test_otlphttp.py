@@ -15,12 +15,14 @@ from ingero.fleet.component import Authenticator, ComponentId
 from ingero.fleet.consumer import Batch
 from ingero.fleet.exporters.otlphttp import OtlpHttpConfig, OtlpHttpExporter
 from ingero.fleet.extensions.bearertokenauth import BearerTokenAuth, BearerTokenAuthConfig
-from ingero.otlp.client.reply import parse_retry_after
+from ingero.fleet.views import DeliveryView
+from ingero.otlp.client.reply import MAX_RETRY_AFTER_NS, parse_retry_after
 from ingero.otlp.codec import build_gauge, build_metrics, build_number, decode_export, iter_points
 from ingero.otlp.names import Signal
 from ingero.serving.asgi import AsgiServer
 from ingero.serving.tls import build_server_context
 from ingero.testing.host import ManualHost
+from ingero.testing.waiting import wait_until
 from ingero.units import NS_PER_S
 
 
@@ -215,6 +217,87 @@ def test_tls_checks_the_server_and_shows_a_client_certificate(tmp_path):
     assert outcome(pair) == (0, [RetryableError])
     with pytest.raises(IngeroError, match=r"nowhere\.pem"):
         outcome({"ca_file": str(tmp_path / "nowhere.pem")})
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["Fri, 31 Dec 9999 23:59:59 GMT", "999999999999", "86400", "Fri, 31 Dec 9999 23:59:59 -2359"],
+)
+def test_retry_after_is_an_hour_at_most(text):
+    assert parse_retry_after(text, 1_767_225_600 * NS_PER_S) == MAX_RETRY_AFTER_NS
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Fri, 31 Dec 99999999999999999999999 23:59:59 GMT",
+        "Fri, 31 Dec 2026 23:59:59 +99999999999999999",
+    ],
+)
+def test_retry_after_with_numbers_that_no_date_has_is_none(text):
+    assert parse_retry_after(text, 0) is None
+
+
+def test_a_batch_that_is_asked_to_wait_until_the_year_9999_waits():
+    answer = (503, [(b"retry-after", b"Fri, 31 Dec 9999 23:59:59 GMT")], b"")
+    host, destination = NamedHost(), Destination()
+    destination.answers = [answer]
+
+    async def scenario():
+        server = AsgiServer(destination, Endpoint("127.0.0.1", 0))
+        await server.start()
+        config = {
+            "endpoint": f"http://{server.bound}",
+            "retry_on_failure": {"max_elapsed_time": "0s"},
+        }
+        exporter = OtlpHttpExporter(ComponentId("otlphttp"), parse_model(OtlpHttpConfig, config))
+        await exporter.start(host)
+        exporter.consume(_batch())
+        (view,) = host.find(DeliveryView)
+        await asyncio.to_thread(wait_until, lambda: view.read_state().n_retries)
+        host.draining = True
+        await exporter.stop()  # the last attempts follow soon, and this one is taken
+        await server.stop()
+        return view.read_state()
+
+    state = asyncio.run(scenario())
+    assert (len(destination.requests), state.n_sent, state.n_dropped) == (2, 1, 0)
+
+
+@pytest.mark.parametrize(
+    ("headers", "key"),
+    [
+        ({"X-Site": "Zürich"}, "headers.X-Site"),
+        ({"X-Site": "SECRET\r\nX-Other: 1"}, "headers.X-Site"),
+        ({"X-Site": "SECRET\x00"}, "headers.X-Site"),
+        ({"X Site": "SECRET"}, "headers.X Site"),
+    ],
+)
+def test_header_that_cannot_be_sent_is_refused_by_its_key_alone(headers, key):
+    with pytest.raises(ConfigError) as raised:
+        parse_model(OtlpHttpConfig, {"endpoint": "http://a", "headers": headers})
+    assert key in str(raised.value)
+    assert not any(value in str(raised.value) for value in (*headers.values(), "SECRET"))
+
+
+def test_white_space_around_a_header_is_not_sent():
+    requests, raised, _ = _export({"headers": {"X-Scope-OrgID": " team\n"}})
+    assert raised == []
+    assert requests[0][1][b"x-scope-orgid"] == b"team"
+
+
+def test_header_that_cannot_be_sent_is_refused_for_good_without_its_value():
+    class Vouching:
+        def client_headers(self):
+            return {"Authorization": "Bearer SECRET\nX: Zürich"}
+
+    host = NamedHost()
+    host.offer(Authenticator, Vouching())
+    requests, raised, _ = _export({"auth": {"authenticator": "any"}}, host=host)
+    assert requests == []
+    assert [type(one) for one in raised] == [PermanentError]
+    assert "header Authorization" in raised[0].message
+    assert "SECRET" not in raised[0].message
 
 
 @pytest.mark.parametrize(

@@ -292,6 +292,21 @@ def test_a_stop_leaves_a_queue_that_cannot_be_read_for_now_to_the_next_process(t
         assert len(extension.open_store("exporters.otlphttp/up").list_keys()) == 4
 
 
+def test_a_stored_batch_that_meets_a_defect_is_counted_as_lost_and_does_not_come_back(tmp_path):
+    async def scenario(host):
+        one = sender(host, Upstream(ValueError), queue_size=3)
+        for number in range(8):
+            one.consume(metrics(number))
+            await asyncio.to_thread(wait_until, lambda: one.read_state().n_waiting == 0)
+        await end(one, host)
+
+    with storing(tmp_path) as (host, _):
+        asyncio.run(scenario(host))
+        lost = host.read("otelcol_exporter_send_failed_metric_points_total", exporter="otlphttp/up")
+    assert lost == 8
+    assert [one.name for one in (tmp_path / "exporters.otlphttp%2Fup").iterdir()] == ["lock"]
+
+
 def test_queue_size_counts_what_an_earlier_process_left(tmp_path):
     async def scenario(host):
         one = sender(host, Upstream(), queue_size=2)

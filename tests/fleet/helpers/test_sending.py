@@ -123,6 +123,27 @@ def test_permanent_refusal_is_counted_and_never_tried_again():
     assert _read(host, "send_failed") == 2
 
 
+def test_a_batch_that_meets_a_defect_is_counted_as_lost_and_the_thread_goes_on(caplog):
+    secret = "SECRET"
+    destination = Destination([ValueError(f"illegal header {secret}")])
+
+    async def scenario(host):
+        sender = _sender(destination, {"num_consumers": 1})
+        sender.start(host)
+        sender.consume(_batch(1))
+        sender.consume(_batch(2))
+        await _end(sender, host)
+        return sender.read_state()
+
+    host, state = _run(scenario)
+    assert destination.taken == [2]
+    assert (_read(host, "send_failed"), _read(host, "sent")) == (2, 2)
+    assert "unexpected ValueError at test_sending.py:" in state.last_error
+    fields = [read_fields(record) for record in caplog.records]
+    assert [one["items"] for one in fields if "ValueError" in str(one.get("error"))] == [2]
+    assert secret not in f"{state} {fields} {caplog.text}"
+
+
 def test_full_queue_refuses_so_that_the_pusher_keeps_the_data():
     destination = Destination()
     destination.open.clear()

@@ -9,7 +9,7 @@ from typing import Annotated, Final, Literal
 
 from pydantic import Field
 
-from ingero.config import Duration, Secret, StrictModel
+from ingero.config import Duration, HeaderName, HeaderSecret, Secret, StrictModel
 from ingero.config.tls import TlsClientConfig
 from ingero.errors import ConfigError, IngeroError
 from ingero.fleet.component import Authenticator, Host, NamesExtension, parse_id
@@ -31,7 +31,7 @@ class ConnectionConfig(StrictModel):
     """What every outgoing connection has."""
 
     tls: TlsClientConfig | None = Field(None, description="TLS; empty is the system's authorities.")
-    headers: dict[str, Secret] = Field(
+    headers: dict[HeaderName, HeaderSecret] = Field(
         default_factory=dict, description="Headers added to each request."
     )
     auth: ClientAuthConfig | None = Field(None, description="Who vouches for this connection.")

@@ -17,11 +17,13 @@ import asyncio
 import logging
 import random
 import threading
+import traceback
 from collections.abc import Callable
 from concurrent.futures import Future
+from pathlib import Path
 from typing import Final
 
-from ingero.errors import DeliveryError, RetryableError
+from ingero.errors import DeliveryError, PermanentError, RetryableError
 from ingero.fleet.component import (
     ComponentId,
     Host,
@@ -53,7 +55,7 @@ class SendingThreads:
         waiting: Where batches wait.
         n_threads: Most threads.
         send: Settles one batch; returns True when it is to wait again, for the exporter that takes over.
-        report: Counts batches whose thread failed.
+        report: Counts batches whose sending met a defect, and what cannot be read.
         host: The running service.
 
     Attributes:
@@ -154,13 +156,11 @@ class SendingThreads:
                 self._check_settled()
 
     def _settle(self, waiting: WaitingBatch) -> None:
-        is_settled = False
         try:
             is_left = self._send(waiting.batch)
-            is_settled = True
-        finally:
-            if not is_settled and not self.waiting.is_durable:
-                self._report.count_lost(waiting.batch)
+        except Exception as error:  # noqa: BLE001 - one batch's defect must not end the thread of all others
+            self._report.give_up(waiting.batch, _describe_defect(error))
+            is_left = False
         with self._wake:
             (self.waiting.give_back if is_left else self.waiting.settle)(waiting)
 
@@ -342,3 +342,12 @@ class Sender:
         if not self._retry.enabled:
             return True
         return limit_ns > 0 and self._clock.mono_ns() - began_ns + wait_ns > limit_ns
+
+
+def _describe_defect(error: Exception) -> PermanentError:
+    """An error that nothing expects, by its type and place: what it says may quote a header."""
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    place = f"{Path(last.filename).name}:{last.lineno}"
+    return PermanentError(
+        f"the batch could not be sent: unexpected {type(error).__name__} at {place}"
+    )

@@ -10,8 +10,10 @@ from typing import Any, Final
 import grpc
 
 from ingero.errors import IngeroError
+from ingero.header_values import clean_headers
 from ingero.otlp.client.reply import (
     MAX_ANSWER_BYTES,
+    MAX_RETRY_AFTER_NS,
     SendReply,
     count_rejected,
     parse_retry_after,
@@ -42,7 +44,7 @@ class GrpcSenderSettings:
         is_secure: TLS.
         timeout_ns: Longest wait for one answer.
         is_gzip: Compress messages.
-        headers: Asked for each call; raises BadDataError when they cannot be made.
+        headers: Asked for each call; raises BadDataError when they cannot be made. One that cannot be sent is such.
         ca_file: Authorities to trust; None is the system's.
         key_file: Key of the client certificate; None shows none.
         cert_file: Its chain.
@@ -90,7 +92,8 @@ class GrpcSender:
     def send(self, export: Export, wall_ns: int) -> SendReply:
         """Call once; see `OtlpSender.send`."""
         settings = self._settings
-        metadata = [(name.lower(), value) for name, value in settings.headers().items()]
+        headers = clean_headers(settings.headers())
+        metadata = [(name.lower(), value) for name, value in headers.items()]
         try:
             body, call = self._calls[export.signal].with_call(
                 encode_protobuf(export),
@@ -119,7 +122,7 @@ def _read_refusal(error: Any, wall_ns: int) -> SendReply:  # noqa: ANN401 - grpc
     pause_ns = parse_retry_after(headers.get("retry-after"), wall_ns)
     pushback = headers.get(_PUSHBACK, "")
     if pushback.isascii() and pushback.isdigit():
-        pause_ns = int(pushback[:12]) * NS_PER_MS
+        pause_ns = min(int(pushback[:12]) * NS_PER_MS, MAX_RETRY_AFTER_NS)
     details = dict(error.trailing_metadata() or ()).get(GRPC_STATUS_DETAILS, b"")
     is_exhausted = code is grpc.StatusCode.RESOURCE_EXHAUSTED
     return SendReply(

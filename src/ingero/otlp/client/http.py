@@ -10,6 +10,7 @@ from typing import Final
 
 import httpx
 
+from ingero.header_values import clean_headers
 from ingero.otlp.client.reply import (
     MAX_ANSWER_BYTES,
     SendReply,
@@ -44,7 +45,7 @@ class HttpSenderSettings:
         encoding: ``gzip``, ``zstd``, or anything else for none.
         gzip_level: 1 costs a GPU node least; 5 makes bodies a tenth smaller.
         timeout_ns: Longest wait for one answer.
-        headers: Asked for each request; raises BadDataError when they cannot be made.
+        headers: Asked for each request; raises BadDataError when they cannot be made. One that cannot be sent is such.
         tls: For https; None trusts the system's authorities.
         user_agent: Who sends.
         is_env_trusted: Take proxies from the environment.
@@ -90,7 +91,7 @@ class HttpSender:
         """Post once; see `OtlpSender.send`."""
         settings = self._settings
         body = _compress(settings.encode(export), settings.encoding, settings.gzip_level)
-        headers = {**settings.headers(), "Content-Type": settings.content_type.value}
+        headers = {**clean_headers(settings.headers()), "Content-Type": settings.content_type.value}
         if settings.encoding in {"gzip", "zstd"}:
             headers["Content-Encoding"] = settings.encoding
         url = settings.urls(export.signal)

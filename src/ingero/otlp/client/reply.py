@@ -26,6 +26,8 @@ from ingero.units import NS_PER_S
 
 MAX_ANSWER_BYTES: Final = 64 * 1024
 """Longest answer that is read."""
+MAX_RETRY_AFTER_NS: Final = 3600 * NS_PER_S
+"""Longest pause that a receiver may ask for; one that asks for more is asked again after so long."""
 _RESPONSES: Final[Mapping[Signal, tuple[Callable[[bytes], Message], str]]] = {
     Signal.METRICS: (ExportMetricsServiceResponse.FromString, "rejected_data_points"),
     Signal.LOGS: (ExportLogsServiceResponse.FromString, "rejected_log_records"),
@@ -42,7 +44,7 @@ class SendReply:
         code: HTTP status or name of gRPC's code; empty for an HTTP request without an answer.
         detail: The status in words, or what went wrong.
         headers: Of the answer, or its metadata; names in lower case.
-        retry_after_ns: How long the receiver asked for silence; None when it did not.
+        retry_after_ns: How long the receiver asked for silence, at most `MAX_RETRY_AFTER_NS`; None when it did not.
         is_cut_off: No answer came at all.
         is_retryable: The protocol allows to send it again.
         n_rejected: Items that the receiver refused while it took the rest; they are lost.
@@ -86,17 +88,20 @@ class OtlpSender(Protocol):
 
 
 def parse_retry_after(text: str | None, wall_ns: int) -> int | None:
-    """Whole seconds or an HTTP date as a delay from now; None when it is neither. A date that is past is no delay."""
+    """Whole seconds or an HTTP date as a delay from now, at most `MAX_RETRY_AFTER_NS`; None when it is neither.
+
+    A date that is past is no delay.
+    """
     stripped = (text or "").strip()
     if stripped.isascii() and stripped.isdigit():
-        return int(stripped[:12]) * NS_PER_S
+        return min(int(stripped[:12]) * NS_PER_S, MAX_RETRY_AFTER_NS)
     try:
         moment = parsedate_to_datetime(stripped)
-    except ValueError:
+    except (ValueError, OverflowError):  # the latter for numbers that no date has
         return None
     if moment.tzinfo is None:
         moment = moment.replace(tzinfo=UTC)
-    return max(0, round(moment.timestamp() * NS_PER_S) - wall_ns)
+    return min(max(0, round(moment.timestamp() * NS_PER_S) - wall_ns), MAX_RETRY_AFTER_NS)
 
 
 class _Partial(msgspec.Struct, rename="camel"):

@@ -7,7 +7,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
-from ingero.config import Secret, StrictModel
+from ingero.config import HeaderName, HeaderSecret, Secret, StrictModel
 from ingero.config.document import load_document
 from ingero.config.model import check_model
 from ingero.errors import ConfigError
@@ -64,7 +64,7 @@ class WebhookConfig(StrictModel):
     """Any receiver of JSON over HTTP."""
 
     url: Url = Field(description="Where each alert is posted.")
-    headers: dict[str, Secret] = Field(
+    headers: dict[HeaderName, HeaderSecret] = Field(
         default_factory=dict, description="Sent along, such as Authorization."
     )
     bearer_token_file: str | None = Field(
