@@ -2,6 +2,10 @@
 
 import asyncio
 import logging
+import os
+import tempfile
+from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
@@ -10,10 +14,11 @@ from ingero.errors import IngeroError, RetryableError
 from ingero.fleet.component import ComponentId
 from ingero.fleet.consumer import Batch
 from ingero.fleet.exporters.debug import DebugConfig, DebugExporter
-from ingero.fleet.exporters.file import FileConfig, FileExporter
+from ingero.fleet.exporters.file import FACTORY, FileConfig, FileExporter, RotationConfig
 from ingero.otlp.codec import build_gauge, build_metrics, build_number, decode_export, iter_points
 from ingero.otlp.names import Signal
 from ingero.testing.host import ManualHost
+from ingero.testing.open_files import no_more_files
 from ingero.units import NS_PER_S
 
 
@@ -72,6 +77,106 @@ def test_full_file_is_set_aside_and_only_so_many_are_kept(tmp_path):
         _values(one) == [float(value) for value in range(15_000)] for one in tmp_path.iterdir()
     )
     assert host.read("ingero_fleet_file_rotations_total", exporter="file") == 4
+
+
+BIG = _batch(*range(15_000))
+"""More than half a megabyte: each second one asks for a rotation at 1 MB."""
+
+
+def _write_on(path, *steps, **rotation):
+    """Run steps with the started exporter; the host."""
+    host = ManualHost()
+    settings = {"path": str(path), "rotation": {"max_megabytes": 1, **rotation}}
+    exporter = FileExporter(ComponentId("file"), parse_model(FileConfig, settings))
+
+    async def scenario():
+        await exporter.start(host)
+        try:
+            for step in steps:
+                host.clock.advance(NS_PER_S)
+                step(exporter)
+        finally:
+            await exporter.stop()
+
+    asyncio.run(scenario())
+    return host
+
+
+def _count_lines(folder):
+    return {one.name: one.read_bytes().count(b"\n") for one in folder.iterdir()}
+
+
+def test_lines_go_on_in_the_old_file_while_it_cannot_be_rotated_and_rotation_comes_back(
+    tmp_path, caplog
+):
+    path = tmp_path / "out.jsonl"
+
+    def write(exporter):
+        exporter.consume(BIG)
+
+    def write_without_files(exporter):
+        with no_more_files():
+            exporter.consume(BIG)
+
+    host = _write_on(path, write, write_without_files, write_without_files, write, write)
+    assert host.read("ingero_fleet_file_rotations_total", exporter="file") == 2
+    assert sorted(_count_lines(tmp_path).values()) == [1, 1, 3]
+    assert _count_lines(tmp_path)["out.jsonl"] == 1
+    assert all(set(_values(one)) == set(range(15_000)) for one in tmp_path.iterdir())
+    assert [one.getMessage() for one in caplog.records] == [
+        "rotation failed; lines go on, and it is tried again"
+    ]
+
+
+def test_a_file_whose_rotation_never_works_takes_every_line_once(tmp_path):
+    path = tmp_path / f"{'x' * 240}.jsonl"  # its name with a time is too long
+    host = _write_on(path, *[lambda exporter: exporter.consume(BIG)] * 4)
+    assert host.read("ingero_fleet_file_rotations_total", exporter="file") == 0
+    assert _count_lines(tmp_path) == {path.name: 4}
+
+
+def test_a_file_that_somebody_else_set_aside_is_opened_anew(tmp_path):
+    path = tmp_path / "out.jsonl"
+
+    def write(exporter):
+        exporter.consume(BIG)
+
+    host = _write_on(path, write, lambda _: path.rename(tmp_path / "mine"), write, write)
+    assert host.read("ingero_fleet_file_rotations_total", exporter="file") == 2
+    assert sorted(_count_lines(tmp_path).values()) == [1, 1, 1]
+    assert _count_lines(tmp_path)["mine"] == 1
+
+
+@contextmanager
+def _folder_of_another():
+    """A folder that this process may read, in which it may not make a file."""
+    is_root = os.getuid() == 0
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder).chmod(0o555)
+        if is_root:
+            os.setreuid(65_534, -1)  # whose permissions are asked for
+        try:
+            yield Path(folder)
+        finally:
+            if is_root:
+                os.setreuid(0, -1)
+            Path(folder).chmod(0o755)
+
+
+def test_validate_says_that_rotation_cannot_make_files(tmp_path):
+    path = tmp_path / "out.jsonl"
+    FACTORY.check_files(FileConfig(path=str(path), rotation=RotationConfig()))
+    with _folder_of_another() as folder:
+        path = folder / "out.jsonl"
+        Path(folder).chmod(0o755)
+        path.write_text("")
+        path.chmod(0o666)
+        Path(folder).chmod(0o555)
+        FACTORY.check_files(FileConfig(path=str(path)))
+        with pytest.raises(IngeroError, match="may not be written") as raised:
+            FACTORY.check_files(FileConfig(path=str(path), rotation=RotationConfig()))
+    assert raised.value.message.startswith(str(folder))
+    assert "rotation" in raised.value.hint
 
 
 def test_written_lines_reach_the_disk_at_the_flush_interval(tmp_path):

@@ -1,4 +1,4 @@
-"""``file``: one OTLP/JSON request per line, with rotation.
+"""``file``: one OTLP/JSON request per line, with rotation. A rotation that fails leaves the lines in the old file.
 
 Source: opentelemetry-collector-contrib ``exporter/fileexporter`` (key names; its JSON encoding is one request a line).
 Left out: protobuf, compression and routing by attribute.
@@ -10,7 +10,7 @@ import logging
 import os
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO, Final
@@ -24,6 +24,7 @@ from ingero.fleet.consumer import Batch
 from ingero.fleet.factory import ExporterFactory
 from ingero.otlp.codec import encode_json
 from ingero.telemetry.declare import counter
+from ingero.telemetry.limited import RateLimitedLog
 from ingero.units import NS_PER_S, parse_duration
 
 WRITTEN: Final = counter(
@@ -40,6 +41,7 @@ UNFLUSHED: Final = counter(
 )
 
 _log = logging.getLogger("ingero.fleet.exporters.file")
+_LOG_FLUSH_NS: Final = 10 * NS_PER_S
 _MB: Final = 1_000_000
 
 
@@ -87,6 +89,8 @@ class FileExporter:
         except OSError as error:
             raise IngeroError(f"cannot write {self._path}: {error.strerror or error}") from error
         host.every(self._config.flush_interval, self._flush)
+        self._log = RateLimitedLog(_log, host.clock)
+        host.every(_LOG_FLUSH_NS, self._log.flush)
 
     async def stop(self) -> None:
         """Write everything out and close."""
@@ -107,11 +111,11 @@ class FileExporter:
         """
         line = encode_json(batch.export) + b"\n"
         with self._lock, _disk(self._path):
-            rotation = self._config.rotation
-            if rotation and self._size and self._size + len(line) > rotation.max_megabytes * _MB:
-                self._rotate(rotation)
             if self._file is None:
                 raise RetryableError(f"exporters.{self._name} is not open")
+            rotation = self._config.rotation
+            if rotation and self._size and self._size + len(line) > rotation.max_megabytes * _MB:
+                self._try_to_rotate(rotation)
             self._file.write(line)
             self._size += len(line)
         self._written(len(line))
@@ -127,17 +131,40 @@ class FileExporter:
 
     def _open(self, mode: str) -> None:
         self._file = self._path.open(mode)
-        self._size = self._path.stat().st_size
+        self._size = os.fstat(self._file.fileno()).st_size
 
-    def _rotate(self, rotation: RotationConfig) -> None:
-        assert self._file is not None
-        self._file.close()
-        self._file = None
+    def _try_to_rotate(self, rotation: RotationConfig) -> None:
+        """Begin a new file; where that fails the old one goes on, until the next line tries again."""
+        try:
+            self._rotate()
+            self._rotated(1)
+            self._remove_oldest(rotation)
+        except OSError as error:
+            message = "rotation failed; lines go on, and it is tried again"
+            path, why = str(self._path), str(error)
+            self._log.write(
+                "rotation", logging.WARNING, message, exporter=self._name, file=path, error=why
+            )
+
+    def _rotate(self) -> None:
+        """Set the file aside and open a new one. Raises OSError, with the old one open and in its place."""
+        old = self._file
+        assert old is not None
+        old.flush()  # so that closing it cannot lose lines
         stamp = datetime.fromtimestamp(self._clock.wall_ns() / NS_PER_S, UTC)
-        aside = f"{self._path.stem}-{stamp:%Y-%m-%dT%H-%M-%S.%f}{self._path.suffix}"
-        self._path.rename(self._path.with_name(aside))
-        self._open("wb")
-        self._rotated(1)
+        name = f"{self._path.stem}-{stamp:%Y-%m-%dT%H-%M-%S.%f}{self._path.suffix}"
+        aside = self._path.with_name(name)
+        with suppress(FileNotFoundError):  # somebody else set it aside already
+            self._path.rename(aside)
+        try:
+            self._open("wb")
+        except OSError:
+            with suppress(OSError):
+                aside.rename(self._path)
+            raise
+        old.close()
+
+    def _remove_oldest(self, rotation: RotationConfig) -> None:
         if rotation.max_backups:
             kept = sorted(
                 self._path.parent.glob(f"{self._path.stem}-????-??-??T*{self._path.suffix}")
@@ -156,10 +183,15 @@ def _disk(path: Path) -> Iterator[None]:
 
 def _check_files(config: FileConfig) -> None:
     path = Path(config.path)
-    target = path if path.exists() else path.parent
-    if not os.access(target, os.W_OK):
-        reason = "may not be written" if target.exists() else "no such folder"
-        raise IngeroError(f"{target}: {reason}")
+    if path.exists() and not os.access(path, os.W_OK):
+        raise IngeroError(f"{path}: may not be written")
+    if path.exists() and config.rotation is None:
+        return
+    if not path.parent.exists():
+        raise IngeroError(f"{path.parent}: no such folder")
+    if not os.access(path.parent, os.W_OK | os.X_OK):
+        hint = "rotation makes a new file there" if path.exists() else ""
+        raise IngeroError(f"{path.parent}: may not be written", hint=hint)
 
 
 FACTORY: Final = ExporterFactory(
