@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Final
 
 from ingero.errors import BadDataError
@@ -26,6 +27,20 @@ def clean_header_value(text: str) -> str:
     if not (value.isascii() and value.isprintable()):
         raise ValueError("is not printable ASCII, so it cannot stand in a header")
     return value
+
+
+def read_bearer(file: Path) -> str:
+    """The bearer token in a file. Raises BadDataError that names the file when there is none that can be sent."""
+    try:
+        token = clean_header_value(file.read_text("utf-8"))
+    except OSError as error:
+        reason = f"the bearer token cannot be read: {file}: {error.strerror or error}"
+        raise BadDataError(reason) from error
+    except ValueError as error:  # also of the decoder
+        raise BadDataError(f"{file}: the bearer token is not printable ASCII") from error
+    if not token:
+        raise BadDataError(f"{file} holds no bearer token")
+    return token
 
 
 def clean_headers(headers: Mapping[str, str]) -> dict[str, str]:

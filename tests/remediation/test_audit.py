@@ -177,7 +177,7 @@ def test_a_missing_bearer_file_is_found_by_validate(tmp_path, capsys):
     text = "action: {slurm: {}}\naudit: {endpoint: 'http://127.0.0.1:9', bearer_file: /nowhere}\n"
     file.write_text(text)
     assert run_program(cli, ["validate", str(file)]) == 1
-    assert "audit.bearer_file cannot be read" in capsys.readouterr().err
+    assert "audit.bearer_file: the bearer token cannot be read: /nowhere" in capsys.readouterr().err
 
 
 @pytest.mark.slow

@@ -20,6 +20,7 @@ from typing import Final
 from ingero.closing import Closing
 from ingero.config.tls import TlsClientConfig
 from ingero.errors import BadDataError, IngeroError, StoreError
+from ingero.header_values import read_bearer
 from ingero.otlp.client.http import HttpSender, HttpSenderSettings
 from ingero.otlp.client.reply import SendReply
 from ingero.otlp.codec import encode_protobuf
@@ -162,12 +163,9 @@ class AuditSender(Closing):
         if not file:
             return {}
         try:
-            bearer = Path(file).read_text("ascii").strip()
-        except (OSError, UnicodeDecodeError) as error:
-            raise BadDataError(f"audit.bearer_file cannot be read: {error}") from error
-        if not bearer or not bearer.isprintable():
-            raise BadDataError(f"{file} holds no bearer token")
-        return {"Authorization": f"Bearer {bearer}"}
+            return {"Authorization": f"Bearer {read_bearer(Path(file))}"}
+        except BadDataError as error:
+            raise BadDataError(f"audit.bearer_file: {error.message}") from error
 
 
 def read_entry(entry: JournalEntry) -> RemediationEntry:

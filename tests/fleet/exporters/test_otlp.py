@@ -10,7 +10,7 @@ from opentelemetry.proto.collector.metrics.v1 import metrics_service_pb2, metric
 
 from ingero.config import parse_model
 from ingero.errors import ConfigError, PermanentError, RetryableError
-from ingero.fleet.component import ComponentId
+from ingero.fleet.component import Authenticator, ComponentId
 from ingero.fleet.consumer import Batch
 from ingero.fleet.exporters.otlp import OtlpConfig, OtlpExporter
 from ingero.fleet.receivers import otlp as receiver
@@ -40,9 +40,9 @@ def _batch():
     return Batch(Signal.METRICS, build_metrics({"a": "b"}, [gauge], "t"), 1)
 
 
-def _export(service, settings=None, *, credentials=None):
+def _export(service, settings=None, *, credentials=None, host=None):
     """Send one batch; what ``consume`` raised, and the host."""
-    host = ManualHost()
+    host = host or ManualHost()
     server = grpc.server(futures.ThreadPoolExecutor(2))
     metrics_service_pb2_grpc.add_MetricsServiceServicer_to_server(service, server)
     if credentials is None:
@@ -104,6 +104,20 @@ def test_codes_are_judged_as_the_specification_says(code, details, expected):
     raised, _ = _export(Service(code, details))
     assert type(raised) is expected
     assert code.name in raised.message
+
+
+def test_header_that_cannot_be_sent_is_refused_for_good_without_its_value():
+    class Vouching:
+        def client_headers(self):
+            return {"Authorization": "Bearer SECRET\nX: y"}
+
+    host, service = ManualHost(), Service()
+    host.offer_as(ComponentId("any"), Authenticator, Vouching())
+    raised, _ = _export(service, {"auth": {"authenticator": "any"}}, host=host)
+    assert service.requests == []
+    assert isinstance(raised, PermanentError)
+    assert "header Authorization" in raised.message
+    assert "SECRET" not in raised.message
 
 
 def test_partial_success_is_counted():

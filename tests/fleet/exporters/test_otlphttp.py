@@ -3,6 +3,7 @@
 import asyncio
 import gzip
 import json
+import socket
 
 import pytest
 import trustme
@@ -16,9 +17,17 @@ from ingero.fleet.consumer import Batch
 from ingero.fleet.exporters.otlphttp import OtlpHttpConfig, OtlpHttpExporter
 from ingero.fleet.extensions.bearertokenauth import BearerTokenAuth, BearerTokenAuthConfig
 from ingero.fleet.views import DeliveryView
+from ingero.otlp.client.http import HttpSender, HttpSenderSettings
 from ingero.otlp.client.reply import MAX_RETRY_AFTER_NS, parse_retry_after
-from ingero.otlp.codec import build_gauge, build_metrics, build_number, decode_export, iter_points
-from ingero.otlp.names import Signal
+from ingero.otlp.codec import (
+    build_gauge,
+    build_metrics,
+    build_number,
+    decode_export,
+    encode_protobuf,
+    iter_points,
+)
+from ingero.otlp.names import ContentType, Signal
 from ingero.serving.asgi import AsgiServer
 from ingero.serving.tls import build_server_context
 from ingero.testing.host import ManualHost
@@ -278,6 +287,22 @@ def test_header_that_cannot_be_sent_is_refused_by_its_key_alone(headers, key):
         parse_model(OtlpHttpConfig, {"endpoint": "http://a", "headers": headers})
     assert key in str(raised.value)
     assert not any(value in str(raised.value) for value in (*headers.values(), "SECRET"))
+
+
+def test_what_the_http_library_says_of_a_header_is_not_passed_on():
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        sender = HttpSender(
+            HttpSenderSettings(
+                urls=lambda _: f"http://127.0.0.1:{listener.getsockname()[1]}/",
+                encode=encode_protobuf,
+                content_type=ContentType.PROTOBUF,
+                timeout_ns=NS_PER_S,
+                user_agent="SECRET\n",
+            )
+        )
+        reply = sender.send(_batch().export, 0)
+        sender.close()
+    assert (reply.is_taken, reply.words) == (False, "LocalProtocolError")
 
 
 def test_white_space_around_a_header_is_not_sent():

@@ -143,6 +143,61 @@ def test_changed_token_file_is_read_again_and_a_bad_one_changes_nothing(tmp_path
     assert auth.client_headers() == {"Authorization": "Bearer new"}
 
 
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"token": " s3cret\r\n"},
+        {"tokens": ["s3cret\n"]},
+        {"cluster_tokens": [{"token": "\ts3cret ", "clusters": ["x"]}]},
+    ],
+)
+def test_white_space_around_a_token_does_not_belong_to_it(settings):
+    auth, _ = _auth(settings)
+    assert auth.client_headers() == {"Authorization": "Bearer s3cret"}
+    assert auth.authenticate("Bearer s3cret") is not None
+
+
+@pytest.mark.parametrize("token", ["s3cret\nX: y", "s3cret\x00", "s3cret\x7f", "s3crét"])
+@pytest.mark.parametrize(
+    ("settings", "key"),
+    [
+        (lambda token: {"token": token}, "token"),
+        (lambda token: {"tokens": ["a", token]}, "tokens.1"),
+        (
+            lambda token: {"cluster_tokens": [{"token": token, "clusters": ["x"]}]},
+            "cluster_tokens.0.token",
+        ),
+    ],
+)
+def test_a_token_that_no_header_carries_is_refused_by_its_key_alone(settings, key, token):
+    with pytest.raises(ConfigError, match="not printable ASCII") as raised:
+        parse_model(bearertokenauth.BearerTokenAuthConfig, settings(token))
+    (problem,) = raised.value.problems
+    assert problem.path.replace("[", ".").replace("]", "") == key
+    assert "s3cr" not in str(problem)
+
+
+@pytest.mark.parametrize("line", ["s3crét", "s3c\x1cret", "s3cret\x00 clusters=x"])
+def test_a_line_whose_token_no_header_carries_is_refused_by_its_place_alone(tmp_path, line, caplog):
+    file = tmp_path / "tokens"
+    file.write_text(f"old\n{line}\n")
+    with pytest.raises(ConfigError, match=rf"{file} line 2: .* not printable ASCII") as raised:
+        _auth({"filename": str(file)})
+    file.write_text("old\r\n")
+    auth, host = _auth({"filename": str(file), "refresh_interval": "2s"})
+    file.write_text(f"{line}\n")
+    host.advance(2 * NS_PER_S)
+    assert auth.client_headers() == {"Authorization": "Bearer old"}
+    assert f"{file} line 1" in caplog.text
+    assert "s3c" not in str(raised.value) + caplog.text
+
+
+@pytest.mark.parametrize("settings", [{"scheme": "Bear\ner"}, {"header": "X Auth"}])
+def test_a_scheme_or_a_name_that_no_header_carries_is_refused(settings):
+    with pytest.raises(ConfigError):
+        parse_model(bearertokenauth.BearerTokenAuthConfig, {"token": "a", **settings})
+
+
 def test_missing_token_file_stops_the_start(tmp_path):
     with pytest.raises(IngeroError, match=r"nowhere: No such file"):
         _auth({"filename": str(tmp_path / "nowhere")})

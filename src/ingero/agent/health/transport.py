@@ -16,6 +16,7 @@ from ingero import __version__
 from ingero.agent.health.cache import HeaderOutcome, ThresholdHeaders, parse_threshold_headers
 from ingero.agent.health.push_body import encode_agent_json
 from ingero.errors import BadDataError
+from ingero.header_values import read_bearer
 from ingero.model.diagnosis import DiagnosisRequest
 from ingero.otlp.client.endpoint import OtlpEndpoint
 from ingero.otlp.client.http import HttpSender, HttpSenderSettings
@@ -157,13 +158,7 @@ class TransportSettings:
         headers |= self.headers
         if self.token_file is None:
             return headers
-        try:
-            token = self.token_file.read_text("ascii").strip()
-        except (OSError, UnicodeDecodeError) as error:
-            raise BadDataError(f"the bearer token cannot be read: {error}") from error
-        if not token or not token.isprintable():
-            raise BadDataError(f"{self.token_file} holds no bearer token")
-        headers["Authorization"] = f"Bearer {token}"
+        headers["Authorization"] = f"Bearer {read_bearer(self.token_file)}"
         return headers
 
 

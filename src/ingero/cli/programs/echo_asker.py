@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from ingero.errors import BadDataError, IngeroError, RetryableError
+from ingero.header_values import read_bearer
 
 if TYPE_CHECKING:
     import httpx
@@ -32,13 +33,13 @@ class EchoAsker:
     def __init__(self, url: str, token_file: str | None, ca_file: str | None) -> None:
         import httpx
 
+        headers = {}
+        if token_file:
+            headers["Authorization"] = f"Bearer {read_bearer(Path(token_file))}"
         try:
-            headers = {}
-            if token_file:
-                headers["Authorization"] = f"Bearer {Path(token_file).read_text('ascii').strip()}"
             verify = ssl.create_default_context(cafile=ca_file)
-        except (OSError, UnicodeDecodeError) as error:
-            raise IngeroError(f"{ca_file or token_file} cannot be read: {error}") from error
+        except OSError as error:
+            raise IngeroError(f"{ca_file} cannot be read: {error}") from error
         self._url = url.rstrip("/")
         self._client = httpx.Client(headers=headers, verify=verify, timeout=_TIMEOUT_S)
 

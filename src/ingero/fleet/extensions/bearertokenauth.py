@@ -1,6 +1,7 @@
 """``bearertokenauth``: checks and sends bearer tokens, from the configuration or from a file that may change.
 
-A token is compared by the digest of it, in constant time, and never logged. The subject of a push is the start of its
+A token is compared by the digest of it, in constant time, and never logged. White space around it does not belong to
+it; one that is not printable ASCII is refused, because no header carries it. The subject of a push is the start of its
 token's SHA-256, so an operator can tell tokens apart without reading them.
 
 Source: opentelemetry-collector-contrib ``extension/bearertokenauthextension`` (key names; one token per line of
@@ -18,11 +19,12 @@ from typing import Final, NamedTuple, Self
 
 from pydantic import Field, model_validator
 
-from ingero.config import Duration, Secret, StrictModel
+from ingero.config import Duration, HeaderName, HeaderSecret, StrictModel
 from ingero.errors import ConfigError, IngeroError
 from ingero.fleet.component import Authenticator, ComponentId, Host, Stability
 from ingero.fleet.factory import ExtensionFactory
 from ingero.fleet.helpers.credentials import REFUSED
+from ingero.header_values import clean_header_value
 from ingero.units import parse_duration
 
 _log = logging.getLogger("ingero.fleet.extensions.bearertokenauth")
@@ -41,7 +43,7 @@ class _Token(NamedTuple):
 class ClusterTokenConfig(StrictModel):
     """A token for some clusters."""
 
-    token: Secret = Field(description="The token.")
+    token: HeaderSecret = Field(description="The token.")
     clusters: tuple[str, ...] = Field(
         min_length=1, description="Values of ingero.cluster.id that its holder may push for."
     )
@@ -50,9 +52,9 @@ class ClusterTokenConfig(StrictModel):
 class BearerTokenAuthConfig(StrictModel):
     """Which tokens are right."""
 
-    scheme: str = Field("Bearer", description="Word before the token.")
-    token: Secret | None = Field(None, description="The token.")
-    tokens: tuple[Secret, ...] = Field(
+    scheme: str = Field("Bearer", pattern="^[ -~]*$", description="Word before the token.")
+    token: HeaderSecret | None = Field(None, description="The token.")
+    tokens: tuple[HeaderSecret, ...] = Field(
         (), description="Several tokens, for a server; a client sends the first."
     )
     cluster_tokens: tuple[ClusterTokenConfig, ...] = Field(
@@ -63,9 +65,7 @@ class BearerTokenAuthConfig(StrictModel):
         description="File with one token per line, read again when it changes; `TOKEN clusters=A,B` binds one to"
         " clusters.",
     )
-    header: str = Field(
-        "Authorization", min_length=1, description="Header that a client sends it in."
-    )
+    header: HeaderName = Field("Authorization", description="Header that a client sends it in.")
     refresh_interval: Duration = Field(
         parse_duration("5s"), gt=0, description="How often the file is checked for a change."
     )
@@ -100,7 +100,7 @@ class BearerTokenAuth:
         self._stamp: tuple[int, int, int] | None = None
 
     async def start(self, host: Host) -> None:
-        """Read the tokens and offer the check. Raises IngeroError for an unreadable or empty file."""
+        """Read the tokens and offer the check. Raises IngeroError for a file without tokens that can be sent."""
         refused = host.meter.counter(REFUSED)
         self._missing = refused.bound(extension=self._name, reason="missing")
         self._wrong = refused.bound(extension=self._name, reason="wrong")
@@ -150,12 +150,16 @@ class BearerTokenAuth:
             stamp = (stat.st_mtime_ns, stat.st_ino, stat.st_size)
             if stamp == self._stamp:
                 return
-            lines = path.read_text(encoding="utf-8").splitlines()
+            lines = path.read_text(encoding="utf-8").split("\n")
         except OSError as error:
             raise IngeroError(f"cannot read {path}: {error.strerror or error}") from error
         except UnicodeDecodeError as error:
             raise IngeroError(f"{path}: not UTF-8 text") from error
-        self._take([_read_line(line) for line in lines if line.strip()])
+        self._take([
+            _read_line(line, f"{path} line {number}")
+            for number, line in enumerate(lines, 1)
+            if line.strip()
+        ])
         self._stamp = stamp
 
     def _take(self, tokens: list[_Token]) -> None:
@@ -175,18 +179,21 @@ def _name_subject(digest: bytes) -> str:
     return f"token:{digest.hex()[:12]}"
 
 
-def _read_line(line: str) -> _Token:
-    """``TOKEN`` or ``TOKEN clusters=A,B``."""
+def _read_line(line: str, where: str) -> _Token:
+    """``TOKEN`` or ``TOKEN clusters=A,B``. Raises ConfigError that says where, and nothing of the line."""
     text, _, rest = line.strip().partition(" ")
     rest = rest.strip()
-    if not rest:
-        return _Token(text, None)
-    if not rest.startswith(_BINDING):
-        return _Token(line.strip(), None)  # a token may hold blanks
+    is_bound = rest.startswith(_BINDING)
+    try:
+        token = clean_header_value(text if is_bound else line)  # a token may hold blanks
+    except ValueError as error:
+        raise ConfigError(f"{where}: the token {error}") from error
+    if not is_bound:
+        return _Token(token, None)
     names = frozenset(name.strip() for name in rest.removeprefix(_BINDING).split(","))
     if not all(names):
         raise ConfigError(f"a token is bound to no cluster; write {_BINDING}NAME,NAME")
-    return _Token(text, names)
+    return _Token(token, names)
 
 
 FACTORY: Final = ExtensionFactory(

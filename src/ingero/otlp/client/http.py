@@ -100,10 +100,12 @@ class HttpSender:
                 answer = read_short(response, MAX_ANSWER_BYTES)
         except httpx.HTTPError as error:
             fault = type(error).__name__
+            # h11 quotes a header that it does not write, which may be a secret.
+            detail = "" if isinstance(error, httpx.LocalProtocolError) else str(error)
             return SendReply(
                 is_taken=False,
                 code="",
-                detail=str(error),
+                detail=detail,
                 is_cut_off=True,
                 is_retryable=True,
                 fault=fault,

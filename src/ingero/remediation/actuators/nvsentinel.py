@@ -16,7 +16,8 @@ from typing import Any, Final
 
 import grpc
 
-from ingero.errors import PermanentError, RetryableError
+from ingero.errors import BadDataError, PermanentError, RetryableError
+from ingero.header_values import read_bearer
 from ingero.model.collectives import Rank
 from ingero.remediation.actuators.actuator import describe_worker, write_reason
 from ingero.remediation.config import NvsentinelConfig
@@ -158,9 +159,9 @@ class NvsentinelActuator:
         if not file:
             return ()
         try:
-            token = Path(file).read_text(encoding="ascii").strip()
-        except (OSError, UnicodeDecodeError) as error:
-            raise RetryableError(f"action.nvsentinel.token_file {file}: {error}") from error
+            token = read_bearer(Path(file))
+        except BadDataError as error:
+            raise RetryableError(f"action.nvsentinel.token_file: {error.message}") from error
         return (("authorization", f"Bearer {token}"),)
 
     def find_jobs(self, _record: ActionRecord) -> None:

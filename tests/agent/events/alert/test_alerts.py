@@ -241,6 +241,22 @@ def test_a_secret_that_is_replaced_counts_for_the_next_alert(tmp_path):
         slack.build(ALERT)
 
 
+@pytest.mark.parametrize(
+    ("text", "sent"), [("s3cret\r\n", "Bearer s3cret"), ("s3cret\nX: y", None)]
+)
+def test_a_bearer_is_sent_without_its_line_end_and_not_with_one_inside(tmp_path, text, sent):
+    (tmp_path / "token").write_text(text)
+    webhook = {"url": "https://hook", "bearer_token_file": str(tmp_path / "token")}
+    config = {"uds_path": "/s", "webhook": webhook}
+    (backend,) = build_backends(load_config(write(tmp_path, config)))
+    if sent:
+        assert backend.build(ALERT).headers == {"Authorization": sent}
+        return
+    with pytest.raises(BadDataError, match="not printable ASCII") as raised:
+        backend.build(ALERT)
+    assert "s3cret" not in raised.value.message
+
+
 def test_slack_is_told_what_the_workload_said_last(tmp_path):
     config = {"uds_path": "/s", "slack": {"webhook_url": "https://hooks/one"}}
     (slack,) = build_backends(load_config(write(tmp_path, config)))

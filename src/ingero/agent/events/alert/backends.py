@@ -21,6 +21,7 @@ from ingero.agent.events.alert.config import (
 from ingero.agent.events.alert.episodes import Action, Alert
 from ingero.config import Secret
 from ingero.errors import BadDataError, ConfigError
+from ingero.header_values import read_bearer
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,10 +124,7 @@ class Webhook:
         """Everything that is known."""
         headers = {name: value.get_secret_value() for name, value in self.config.headers.items()}
         if self.config.bearer_token_file is not None:
-            try:
-                token = Path(self.config.bearer_token_file).read_text("ascii").strip()
-            except (OSError, UnicodeDecodeError) as error:
-                raise BadDataError(f"the bearer token cannot be read: {error}") from error
+            token = read_bearer(Path(self.config.bearer_token_file))
             headers["Authorization"] = f"Bearer {token}"
         body = {
             "action": alert.action.value,
