@@ -113,7 +113,7 @@ class _Agent:
         pause_ns = 200 * NS_PER_MS
         answer = self._transport.send(export, self._clock.wall_ns())
         for _ in range(PUSH_TRIES - 1):
-            if answer.is_taken or not (answer.is_cut_off or answer.retry_after_ns is not None):
+            if answer.is_settled:
                 break
             time.sleep((answer.retry_after_ns or pause_ns) / NS_PER_S)
             pause_ns *= 2

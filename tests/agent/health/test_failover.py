@@ -67,6 +67,14 @@ def test_a_fleet_that_asks_to_come_again_later_is_passed_over(fleets, transport)
     assert count(fleets) == [1, 1, 0]
 
 
+@pytest.mark.parametrize("status", [429, 502, 503, 504])
+def test_a_fleet_whose_proxy_says_that_it_is_away_is_passed_over(fleets, transport, status):
+    fleets[0].status = status
+    assert transport.send(EXPORT, 0).is_taken
+    assert transport.send(EXPORT, 0).is_taken
+    assert count(fleets) == [1, 2, 0]
+
+
 def test_a_push_that_is_refused_as_wrong_is_not_tried_elsewhere(fleets, transport):
     fleets[0].status = 401
     assert transport.send(EXPORT, 0).is_refused

@@ -194,9 +194,10 @@ def test_events_do_not_count_toward_reachability():
 
 
 PAUSE = PushReply(False, "503", retry_after_ns=SECOND_NS)
+AWAY = PushReply(False, "503", is_refused=True, is_retryable=True)
 
 
-@pytest.mark.parametrize("failure", [CUT, PAUSE])
+@pytest.mark.parametrize("failure", [CUT, PAUSE, AWAY])
 def test_events_that_do_not_get_through_go_out_with_the_next_push_in_order(failure):
     queue, transport, _, _ = make_queue(TAKEN, TAKEN, failure, TAKEN, TAKEN, TAKEN, TAKEN)
     old, new, first, second, third = (push(score) for score in (0.1, 0.2, 0.3, 0.4, 0.5))
@@ -218,6 +219,39 @@ def test_events_are_not_tried_while_pushes_are_cut_off():
         queue.drain()
     assert transport.sent[-1] is event
     assert (len(transport.sent), queue.counts.n_extras_taken) == (6, 1)
+
+
+@pytest.mark.parametrize("status", [429, 502, 503, 504])
+def test_an_event_outlasts_a_proxy_that_answers_for_a_fleet_that_is_away(collector, status):
+    transport = HttpTransport(settings(collector.url))
+    queue = PushQueue(transport, ThresholdCache(), ManualClock(), lambda _ns: None, lambda: 0.0)
+    collector.status = status
+    queue.offer(push(0.1), [push(0.5)])
+    queue.drain()
+    assert len(collector.requests) == 1, "events wait while pushes do not get through"
+    queue.offer(None)
+    queue.drain()
+    assert len(collector.requests) == 2, "an event is tried once for each offer"
+    collector.status = 200
+    queue.offer(push(0.2))
+    queue.drain()
+    transport.close()
+    taken = [read_push(one.export, ResourceCache())[0].health_score for one in collector.requests]
+    assert taken == [0.1, 0.5, 0.2, 0.5]
+    counts = queue.counts
+    assert (counts.n_extras_taken, counts.n_extras_failed, counts.n_extras_dropped) == (1, 1, 0)
+
+
+def test_events_of_a_long_time_behind_a_proxy_stay_within_their_bound():
+    n_offers = MAX_EXTRAS + 9
+    queue, transport, _, _ = make_queue(*[AWAY] * n_offers, *[TAKEN] * (MAX_EXTRAS + 1))
+    for score in range(n_offers):
+        queue.offer(push(score), [push(-score)])
+        queue.drain()
+    assert len(transport.sent) == n_offers, "one try for each push, and no event beside it"
+    queue.offer(push())
+    queue.drain()
+    assert (queue.counts.n_extras_taken, queue.counts.n_extras_dropped) == (MAX_EXTRAS, 9)
 
 
 def test_a_refused_event_is_not_tried_again():

@@ -200,8 +200,7 @@ class RunQueue:
 
     def _is_refused(self, answer: PushReply) -> bool:
         """Whether the first request will never be taken: it was answered and refused again and again."""
-        is_away = answer.is_cut_off or answer.is_retryable or answer.retry_after_ns is not None
-        if not is_away:
+        if answer.is_settled:
             self._n_refusals += 1
         return self._n_refusals >= MAX_REFUSALS
 

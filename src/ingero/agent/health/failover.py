@@ -12,8 +12,8 @@ from ingero.otlp.codec import Export
 class FailoverTransport:
     """A `PushTransport` over several.
 
-    A Fleet that does not answer, or asks to come again later, is passed over: the others are tried at once, each at
-    most once, as long as that takes no longer than one may.
+    A Fleet that does not answer, asks to come again later, or is away by the word of its proxy, is passed over: the
+    others are tried at once, each at most once, as long as that takes no longer than one may.
 
     Args:
         transports: In order of preference.
@@ -35,8 +35,7 @@ class FailoverTransport:
         reply = self._transports[self._at].send(export, wall_ns)
         known = reply.headers
         for _ in self._transports[1:]:
-            is_away = reply.is_cut_off or reply.retry_after_ns is not None
-            if reply.is_taken or not is_away:
+            if reply.is_settled:
                 break
             self._at = (self._at + 1) % len(self._transports)
             if self._now_ns() - began_ns >= self._timeout_ns:

@@ -39,7 +39,7 @@ class PushQueueCounts:
         n_retried: Second tries.
         n_superseded: Regular pushes replaced by newer ones before they were sent.
         n_extras_taken: Events and spans accepted.
-        n_extras_failed: Events and spans refused, and tries that were cut off.
+        n_extras_failed: Tries to send events and spans that Fleet did not take.
         n_extras_dropped: Events and spans dropped because too many waited.
         n_pauses: Times Fleet asked the agent to wait.
     """
@@ -181,7 +181,7 @@ class PushQueue:
         while waiting.extras and is_through:
             answer = self._transport.send(waiting.extras[0], self._clock.wall_ns())
             self._record_response(answer)
-            is_through = not answer.is_cut_off and answer.retry_after_ns is None
+            is_through = answer.is_settled
             self.counts.n_extras_taken += answer.is_taken
             self.counts.n_extras_failed += not answer.is_taken
             if is_through:
@@ -197,7 +197,7 @@ class PushQueue:
             self._is_stalled = self._waiting.regular is None
 
     def _send_regular(self, export: Export) -> bool:
-        """Send a push; whether it was answered, and the answer asked for no pause."""
+        """Send a push; whether it was taken or refused for good, so that events have a chance now."""
         answer = self._transport.send(export, self._clock.wall_ns())
         if answer.is_cut_off:
             self.counts.n_retried += 1
@@ -211,7 +211,7 @@ class PushQueue:
         else:
             self.counts.n_failed += 1
         self._note_pause(answer.retry_after_ns)
-        return not answer.is_cut_off and answer.retry_after_ns is None
+        return answer.is_settled
 
     def _record_response(self, answer: PushReply) -> None:
         has_headers = answer.headers.outcome is not HeaderOutcome.MISS  # of another Fleet

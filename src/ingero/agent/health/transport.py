@@ -96,6 +96,12 @@ class PushReply(NamedTuple):
     is_retryable: bool = False
     question: DiagnosisRequest | None = None
 
+    @property
+    def is_settled(self) -> bool:
+        """Taken, or refused for good: to send it again, or to another Fleet, changes nothing."""
+        is_away = self.is_cut_off or self.is_retryable or self.retry_after_ns is not None
+        return self.is_taken or not is_away
+
 
 class PushTransport(Protocol):
     """A way to send one export."""
