@@ -69,7 +69,7 @@ for pid in iter_pids():
     if identity is not None and identity.pod.uid == sys.argv[1]:
         reading = CounterFiles().read(pid, 0)
         found.append([identity.name, identity.cgroup, identity.container, reading and reading.quota and
-            [reading.quota.n_processors, reading.quota.n_throttled]])
+            [reading.quota.n_processors, reading.throttled[reading.quota.cgroup].n_periods]])
 print(json.dumps(found))
 """
 POD = "k8s.pod.uid"

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ingero.model.collectives import Rank
-from ingero.model.counters import WorkRates
+from ingero.model.counters import OTHERS, WorkRates
 from ingero.model.diagnosis import DiagnosedCause, Diagnosis, DiagnosisRequest, PeerWork, Subject
 from ingero.model.incidents import RuledOut
 from ingero.otlp.codec import (
@@ -44,9 +44,7 @@ DIAGNOSIS = Diagnosis(
 PEER_WORK = PeerWork(
     REQUEST.id,
     Rank("c", "m", 3, job="7"),
-    WorkRates(
-        50, 20e6, 12e6, 5e6, 7e6, 6e6, 0.5, {"others in its cgroup": 0.25}, 2, 5, is_of_peers=True
-    ),
+    WorkRates(50, 20e6, 12e6, 5e6, 7e6, 6e6, 0.5, {OTHERS: 0.25}, 2, 5, is_of_peers=True),
 )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -16,8 +16,6 @@ STOPPED: Final = "Tt"
 """By a signal, or by a tracer."""
 ENDED: Final = "Z"
 """And its parent has not asked how."""
-OTHERS: Final = "others in its cgroup"
-"""Under this name stands what others of peers' quotas use."""
 OFF_SPAN: Final = np.dtype([
     ("start_ns", "<i8"),
     ("off_ns", "<i8"),
@@ -27,22 +25,70 @@ OFF_SPAN: Final = np.dtype([
 """A stretch of time off a processor: when it began, its length, the part of it ready to run, an `OffCpuReason`."""
 
 
+class TaskTimes(NamedTuple):
+    """What the kernel has counted of one thread since it began.
+
+    Attributes:
+        ran_ns: On a processor.
+        ready_ns: Ready to run without one.
+        start_ticks: When it began, in clock ticks since boot: with its number it tells it from a later one.
+    """
+
+    ran_ns: int
+    ready_ns: int
+    start_ticks: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class QuotaMember:
+    """Another process under a quota: the same one, whatever name it takes.
+
+    Attributes:
+        pid: Its number.
+        start_ticks: When it began, in clock ticks since boot.
+        name: As it was called when it was read.
+    """
+
+    pid: int
+    start_ticks: int
+    name: str = field(compare=False)
+
+    @property
+    def label(self) -> str:
+        """For people: ``stress (12)``."""
+        return f"{self.name} ({self.pid})" if self.pid else self.name
+
+
+OTHERS: Final = QuotaMember(0, 0, "others in its cgroup")
+"""Stands for all others of peers' quotas."""
+
+
+class ThrottledTotals(NamedTuple):
+    """How a cgroup was held back since it was made.
+
+    Attributes:
+        took_ns: For how long.
+        n_periods: In how many periods.
+    """
+
+    took_ns: int
+    n_periods: int
+
+
 @dataclass(frozen=True, slots=True)
 class Quota:
     """The processor time that a cgroup may have, and what became of it.
 
     Attributes:
         n_processors: What it may use, in processors.
-        throttled_ns: Time that it was held back, since it was made.
-        n_throttled: Periods in which it was.
-        others_ns: Processor time of its other members so far, by ``name (pid)``; those that are children of the
-            process are not among them.
+        cgroup: Inode of its folder.
+        others_ns: Processor time of its other members so far; those that are children of the process are not among
+            them, and of many not all are.
     """
 
     n_processors: float
-    throttled_ns: int
-    n_throttled: int
-    others_ns: Mapping[str, int] = field(default_factory=dict)
+    cgroup: int = 0
+    others_ns: Mapping[QuotaMember, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,21 +97,25 @@ class ProcessCounters:
 
     Attributes:
         mono_ns: When, on the monotonic clock.
-        threads: Nanoseconds on a processor and nanoseconds ready to run without one, by thread.
+        threads: Its threads by their number; of many not all.
         quota: The narrowest quota that it is under; None without one.
         n_major_faults: Page faults that waited for a disk.
         n_processors_allowed: Processors that it may run on.
         nice: Of the main thread.
         children: As ``threads``, of the first thread of each child process: a loader's workers.
+        boot_ticks: When, in clock ticks since boot; no later than anything was read.
+        throttled: Each cgroup above it that can be held back, limited or not, by the inode of its folder.
     """
 
     mono_ns: int
-    threads: Mapping[int, tuple[int, int]]
+    threads: Mapping[int, TaskTimes]
     quota: Quota | None = None
     n_major_faults: int = 0
     n_processors_allowed: int = 0
     nice: int = 0
-    children: Mapping[int, tuple[int, int]] = field(default_factory=dict)
+    children: Mapping[int, TaskTimes] = field(default_factory=dict)
+    boot_ticks: int = 0
+    throttled: Mapping[int, ThrottledTotals] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,11 +149,14 @@ class WorkRates:
         ready_ns: Ready to run and not running, of the same thread.
         throttled_ns: Held back by the quota.
         n_processors: The quota; None without one.
-        others: Processors that others of the quota use, by name; of several peers under one name.
+        others: Processors that others of the quota use, as far as that is known; of several peers under one name.
         n_processors_allowed: Processors that it may run on.
         nice: Of the main thread.
         child_pid: The child process of which computing and ready are; 0 for the process itself.
         is_of_peers: Whether these are its peers', and not its own.
+        end_ticks: When that ended, in clock ticks since boot; 0 for peers.
+        n_unknown_others: Others of the quota of which it is unknown what they use.
+        n_unknown_threads: Threads and children of which it is unknown what they did.
     """
 
     n_ops: int
@@ -113,11 +166,14 @@ class WorkRates:
     ready_ns: float
     throttled_ns: float = 0.0
     n_processors: float | None = None
-    others: Mapping[str, float] = field(default_factory=dict)
+    others: Mapping[QuotaMember, float] = field(default_factory=dict)
     n_processors_allowed: int = 0
     nice: int = 0
     child_pid: int = 0
     is_of_peers: bool = False
+    end_ticks: int = 0
+    n_unknown_others: int = 0
+    n_unknown_threads: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,7 @@
 """Counters of processes: this one's own, and a planted machine's of either version of cgroups."""
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -8,10 +9,12 @@ from pathlib import Path
 import pytest
 
 from ingero.agent.capture.discover.cgroups import Cgroups
-from ingero.agent.diagnosis.counters import CounterFiles
-from ingero.model.counters import Quota
+from ingero.agent.diagnosis.counters import MAX_CHILDREN, MAX_THREADS, CounterFiles
+from ingero.model.counters import QuotaMember, TaskTimes, Work
+from ingero.recording.causal.work_rates import find_rates
+from ingero.units import NS_PER_S
 
-TICK_NS = 1_000_000_000 // os.sysconf("SC_CLK_TCK")
+TICK_NS = NS_PER_S // os.sysconf("SC_CLK_TCK")
 
 
 @pytest.fixture
@@ -20,7 +23,7 @@ def machine(tmp_path):
     for pid, parent, name in ((5, 1, "train"), (6, 5, "worker"), (7, 1, "stress) 1")):
         folder = tmp_path / "proc" / str(pid)
         (folder / "task" / str(pid)).mkdir(parents=True)
-        fields = ["S", parent, *[0] * 7, 12, 0, 30, 10, 0, 0, 20, 3, *[0] * 5]
+        fields = ["S", parent, *[0] * 7, 12, 0, 30, 10, 0, 0, 20, 3, 0, 0, 100 + pid, 0, 0]
         (folder / "stat").write_text(f"{pid} ({name}) {' '.join(map(str, fields))}\n")
         (folder / "task" / str(pid) / "schedstat").write_text(f"{pid}000 {pid}00 9\n")
         (folder / "cgroup").write_text("4:cpu,cpuacct:/a/b\n0::/a/b\n")
@@ -32,7 +35,13 @@ def files(machine, kind, options, root="/"):
     line = f"31 23 0:28 {root} {machine}/cg rw - {kind} {kind} rw,{options}\n"
     (machine / "proc/self").mkdir(exist_ok=True)
     (machine / "proc/self/mountinfo").write_text(f"30 23 0:27 / / rw - ext4 /dev/vda rw\n{line}")
-    return CounterFiles(machine / "proc", Cgroups(machine / "proc"))
+    return CounterFiles(machine / "proc", Cgroups(machine / "proc"), lambda: 900 * TICK_NS)
+
+
+def limit_of(reading):
+    """The narrowest limit, for how long and how often it held back."""
+    quota = reading.quota
+    return (quota.n_processors, *reading.throttled[quota.cgroup])
 
 
 def plant(folder, **contents):
@@ -46,30 +55,36 @@ def test_narrowest_quota_above_a_process_of_version_2_and_its_neighbour(machine)
     plant(outer, cgroup__procs="5\n6\n7\n")
     plant(inner, cpu__max="max 100000\n", cpu__stat="nr_throttled 0\n")
     reading = files(machine, "cgroup2", "nsdelegate").read(5, 17)
-    assert reading.mono_ns == 17
-    assert reading.threads == {5: (5000, 500)}
+    assert (reading.mono_ns, reading.boot_ticks) == (17, 900)
+    assert reading.threads == {5: (5000, 500, 105)}
     assert (reading.n_major_faults, reading.nice) == (12, 3)
-    assert reading.quota == Quota(0.5, 40_000, 3, {"stress) 1 (7)": 40 * TICK_NS})
+    assert limit_of(reading) == (0.5, 40_000, 3)
+    ((neighbour, spent_ns),) = reading.quota.others_ns.items()
+    assert (neighbour, neighbour.label) == (QuotaMember(7, 107, ""), "stress) 1 (7)")
+    assert spent_ns == 40 * TICK_NS
 
 
 def test_children_of_the_first_thread_are_read_and_ended_ones_left_out(machine):
     plant(machine / "proc/6", schedstat="6000 600 9\n")
     plant(machine / "proc/5/task/5", children="6 8 ")
     reading = CounterFiles(machine / "proc", Cgroups(machine / "proc")).read(5, 0)
-    assert (reading.threads, reading.children) == ({5: (5000, 500)}, {6: (6000, 600)})
+    assert (reading.threads, reading.children) == (
+        {5: (5000, 500, 105)},
+        {6: (6000, 600, 106)},
+    )
 
 
 def test_quota_of_version_1_is_in_nanoseconds(machine):
     inner = machine / "cg/a/b"
     plant(inner, cpu__cfs_quota_us="25000\n", cpu__cfs_period_us="100000\n")
     plant(inner, cpu__stat="nr_periods 9\nnr_throttled 4\nthrottled_time 77\n", cgroup__procs="5\n")
-    assert files(machine, "cgroup", "cpu,cpuacct").read(5, 0).quota == Quota(0.25, 77, 4)
+    assert limit_of(files(machine, "cgroup", "cpu,cpuacct").read(5, 0)) == (0.25, 77, 4)
 
 
 def test_cgroup_below_the_part_that_is_mounted_is_found(machine):
     (machine / "cg/b").mkdir()
     plant(machine / "cg/b", cpu__max="100 100\n", cpu__stat="", cgroup__procs="")
-    assert files(machine, "cgroup2", "x", root="/a").read(5, 0).quota == Quota(1.0, 0, 0)
+    assert limit_of(files(machine, "cgroup2", "x", root="/a").read(5, 0)) == (1.0, 0, 0)
 
 
 @pytest.mark.parametrize("text", ["4:cpu:/../../x\n0::/../x\n", "", "0::/nowhere\n"])
@@ -93,3 +108,143 @@ def test_process_that_ended_and_was_not_waited_for_has_no_reading():
         os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
         assert Path(f"/proc/{child.pid}/stat").exists()
         assert CounterFiles().read(child.pid, 1) is None
+
+
+def write_stat(machine, pid, spent_ticks, start_ticks, name="loader"):
+    """A neighbour, a child of 1."""
+    folder = machine / "proc" / str(pid)
+    folder.mkdir(exist_ok=True)
+    fields = ["S", 1, *[0] * 7, 0, 0, spent_ticks, 0, 0, 0, 20, 0, 0, 0, start_ticks, 0, 0]
+    (folder / "stat").write_text(f"{pid} ({name}) {' '.join(map(str, fields))}\n")
+
+
+def look(machine, seconds, pids, limit="400000 100000\n"):
+    """A reading so many seconds after the machine was started, with so many members of the limited cgroup."""
+    inner = machine / "cg/a/b"
+    plant(inner, cpu__max=limit, cpu__stat=f"nr_throttled {seconds}\nthrottled_usec {seconds}\n")
+    plant(inner, cgroup__procs="".join(f"{pid}\n" for pid in (5, *pids)))
+    found = files(machine, "cgroup2", "x")
+    return CounterFiles(found.proc, found.cgroups, lambda: seconds * NS_PER_S).read(
+        5, seconds * NS_PER_S
+    )
+
+
+def rates(first, last):
+    return find_rates(Work(first, last, 100, NS_PER_S))
+
+
+PER_S = NS_PER_S // TICK_NS
+
+
+def test_neighbours_that_come_into_view_are_told_as_unknown(machine):
+    """Of many members the first are read: old ones come into view when others end."""
+    pids = range(100, 190)
+    for pid in pids:
+        write_stat(machine, pid, 36_000 * PER_S, 5)
+    first = look(machine, 50_000, pids)
+    for pid in pids:
+        write_stat(machine, pid, 36_000 * PER_S + 3 * PER_S, 5)
+    found = rates(first, look(machine, 50_100, pids[30:]))
+    assert {one.pid for one in found.others} == {*range(130, 163)}
+    assert set(found.others.values()) == {0.03}
+    assert found.n_unknown_others == 27
+
+
+def test_neighbours_are_unknown_where_the_limit_came_after_the_first_reading(machine):
+    write_stat(machine, 7, 36_000 * PER_S, 5)
+    first = look(machine, 50_000, [7], limit="max 100000\n")
+    write_stat(machine, 7, 36_100 * PER_S, 5)
+    write_stat(machine, 8, 50 * PER_S, 50_040 * PER_S)
+    found = rates(first, look(machine, 50_100, [7, 8]))
+    assert {one.pid: rate for one, rate in found.others.items()} == {8: 0.5}
+    assert found.n_unknown_others == 1
+    assert found.throttled_ns == 1000, "it is read of cgroups without a limit too"
+
+
+def test_a_neighbour_is_another_one_where_its_number_was_given_again(machine):
+    write_stat(machine, 7, 30 * PER_S, 5)
+    first = look(machine, 50_000, [7])
+    write_stat(machine, 7, 40 * PER_S, 50_010 * PER_S)
+    found = rates(first, look(machine, 50_100, [7]))
+    assert list(found.others.values()) == [0.4]
+
+
+def test_a_neighbour_stays_the_same_one_when_it_takes_another_name(machine):
+    write_stat(machine, 7, 36_000 * PER_S, 5, "python")
+    first = look(machine, 50_000, [7])
+    write_stat(machine, 7, 36_040 * PER_S, 5, "pt_data_worker")
+    found = rates(first, look(machine, 50_100, [7]))
+    assert [(one.label, rate) for one, rate in found.others.items()] == [
+        ("pt_data_worker (7)", 0.4)
+    ]
+
+
+def test_neighbours_are_not_said_to_use_more_than_the_quota(machine):
+    for pid in (7, 8):
+        write_stat(machine, pid, 0, 5)
+    first = look(machine, 50_000, [7, 8], limit="800000 100000\n")
+    for pid in (7, 8):
+        write_stat(machine, pid, 300 * PER_S, 5)
+    found = rates(first, look(machine, 50_100, [7, 8]))
+    assert list(found.others.values()) == [2.0, 2.0]
+
+
+def test_a_cgroup_that_the_first_reading_did_not_have_says_nothing_of_how_it_was_held_back(machine):
+    """A process was moved: what its new cgroup was held back before is not the process's."""
+    first = look(machine, 50_000, [])
+    other = machine / "cg/a/c"
+    other.mkdir()
+    stat = "nr_throttled 9000\nthrottled_usec 36000000000\n"
+    plant(other, cpu__max="100000 100000\n", cpu__stat=stat, cgroup__procs="5\n")
+    (machine / "proc/5/cgroup").write_text("0::/a/c\n")
+    last = files(machine, "cgroup2", "x").read(5, 50_100 * NS_PER_S)
+    assert rates(first, last).throttled_ns == 0.0
+
+
+def write_times(folder, ran_ns, start_ticks):
+    """A thread or a child."""
+    folder.mkdir(parents=True, exist_ok=True)
+    plant(folder, schedstat=f"{ran_ns} 0 1\n")
+    fields = ["S", 5, *[0] * 17, start_ticks, 0, 0]
+    plant(folder, stat=f"1 (x) {' '.join(map(str, fields))}\n")
+
+
+def test_threads_and_children_that_come_into_view_are_unknown_and_new_ones_are_not(machine):
+    task = machine / "proc/5/task"
+    for tid in range(1000, 1300):
+        write_times(task / str(tid), 3600 * NS_PER_S, 50)
+    for pid in range(2000, 2070):
+        write_times(machine / "proc" / str(pid), 3600 * NS_PER_S, 60)
+    plant(task / "5", children=" ".join(map(str, range(2000, 2070))))
+    first = look(machine, 50_000, [])
+    assert (len(first.threads), len(first.children)) == (MAX_THREADS, MAX_CHILDREN)
+    for tid in range(1000, 1100):
+        shutil.rmtree(task / str(tid))
+    write_times(machine / "proc/2070", 7 * NS_PER_S, 50_010 * PER_S)
+    plant(task / "5", children=" ".join(map(str, range(2010, 2071))))
+    last = look(machine, 50_100, [])
+    assert TaskTimes(3600 * NS_PER_S, 0, 50) in last.threads.values()
+    found = rates(first, last)
+    assert found.child_pid == 2070
+    assert found.computing_ns * found.n_ops == 7 * NS_PER_S
+    assert found.n_unknown_threads == 45 + 6
+
+
+def test_the_start_of_a_thread_is_read_again_when_its_number_was_given_again(machine):
+    worker = machine / "proc/5/task/9"
+    write_times(worker, 100, 20)
+    first = look(machine, 50_000, [])
+    write_times(worker, 200, 30)
+    same = files(machine, "cgroup2", "x").read(5, 0, first)
+    assert same.threads[9] == (200, 0, 20), "what is known is not read again"
+    write_times(worker, 50, 30)
+    assert files(machine, "cgroup2", "x").read(5, 0, first).threads[9] == (50, 0, 30)
+
+
+def test_the_start_that_the_kernel_tells_is_on_the_clock_of_the_readings():
+    before = CounterFiles().read(os.getpid(), 0)
+    with subprocess.Popen(["sleep", "60"]) as child:
+        reading = CounterFiles().read(child.pid, 0)
+        child.kill()
+    assert before.threads[os.getpid()].start_ticks <= before.boot_ticks
+    assert before.boot_ticks <= reading.threads[child.pid].start_ticks <= reading.boot_ticks

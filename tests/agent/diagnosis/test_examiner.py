@@ -23,6 +23,7 @@ from ingero.model.counters import (
     CodeLines,
     OffCpuTimes,
     ProcessCounters,
+    TaskTimes,
     Traffic,
     WorkRates,
 )
@@ -72,10 +73,10 @@ class Files:
     def __init__(self, clock, slow_ns, start_ns=0):
         self._clock, self._slow_ns, self._start_ns = clock, slow_ns, start_ns
 
-    def read(self, pid, mono_ns):
+    def read(self, pid, mono_ns, before=None):
         waited_ns = max(mono_ns - self._slow_ns, 0) // 2
         waited_ns += 3 * min(max(mono_ns - 20 * NS_PER_S, 0), self._start_ns)
-        return ProcessCounters(mono_ns, {pid: (mono_ns // 4, waited_ns)})
+        return ProcessCounters(mono_ns, {pid: TaskTimes(mono_ns // 4, waited_ns)})
 
 
 class Listed:
@@ -84,7 +85,7 @@ class Listed:
     def __init__(self, readings):
         self._readings = list(readings)
 
-    def read(self, pid, mono_ns):
+    def read(self, pid, mono_ns, before=None):
         return self._readings.pop(0)
 
 
@@ -221,8 +222,8 @@ def test_connections_and_ports_of_a_links_end_are_looked_at_and_nothing_else():
 
 def test_lines_are_those_of_the_worker_that_is_busier_than_its_process():
     def reading(second, own, **children):
-        took = {int(name[1:]): (spent, 0) for name, spent in children.items()}
-        return ProcessCounters(second, {PID: (own, 0)}, children=took)
+        took = {int(name[1:]): TaskTimes(spent, 0) for name, spent in children.items()}
+        return ProcessCounters(second, {PID: TaskTimes(own, 0)}, children=took)
 
     history = CounterHistory(Listed([reading(1, 10, c7=50, c8=5), reading(2, 20, c7=55, c8=20)]))
     history.add_ops(PID, RANK, np.zeros(1, COLLECTIVE_OP))
@@ -282,8 +283,9 @@ class Computing:
     def __init__(self, rates):
         self._rates = rates
 
-    def read(self, pid, mono_ns):
-        return ProcessCounters(mono_ns, {pid: (round(0.4 * self._rates[pid] * mono_ns), 0)})
+    def read(self, pid, mono_ns, before=None):
+        ran_ns = round(0.4 * self._rates[pid] * mono_ns)
+        return ProcessCounters(mono_ns, {pid: TaskTimes(ran_ns, 0)})
 
 
 def causes_of(node):
@@ -449,8 +451,8 @@ def test_rank_that_begins_again_on_its_node_is_its_new_process():
     """The old one's last operations are delivered after its end."""
 
     class Alive(Files):
-        def read(self, pid, mono_ns):
-            return super().read(pid, mono_ns) if pid != PID else None
+        def read(self, pid, mono_ns, before=None):
+            return super().read(pid, mono_ns, before) if pid != PID else None
 
     clock = ManualClock(100 * NS_PER_S)
     history = CounterHistory(Alive(clock, clock.mono_ns()))

@@ -7,7 +7,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ingero.model.counters import CodeLines, OffCpuTimes, ProcessCounters, Quota, Work
+from ingero.model.counters import (
+    CodeLines,
+    OffCpuTimes,
+    ProcessCounters,
+    Quota,
+    QuotaMember,
+    TaskTimes,
+    ThrottledTotals,
+    Work,
+)
 from ingero.recording.causal.excess import (
     can_be_compared,
     find_excess_causes,
@@ -19,7 +28,7 @@ from ingero.recording.causal.work_rates import MIN_OPS, find_median, find_rates
 from ingero.units import NS_PER_MS, NS_PER_S
 
 MAIN = 7
-HOG = "stress (99)"
+HOG = QuotaMember(99, 0, "stress")
 
 
 def work(n_ops, own_ms, *, run_ms=5.0, ready_ms=0.0, held_ms=0.0, quota=None, hog=0.0, **more):
@@ -27,17 +36,15 @@ def work(n_ops, own_ms, *, run_ms=5.0, ready_ms=0.0, held_ms=0.0, quota=None, ho
     span_ns = n_ops * NS_PER_S // 10
 
     def reading(mono_ns, times):
-        amount = Quota(
-            quota or 0.0,
-            round(times * held_ms * NS_PER_MS),
-            round(times),
-            {HOG: round(hog * mono_ns)} if hog else {},
-        )
+        amount = Quota(quota or 0.0, 1, {HOG: round(hog * mono_ns)} if hog else {})
+        held = ThrottledTotals(round(times * held_ms * NS_PER_MS), round(times))
         threads = {
-            MAIN: (round(times * run_ms * NS_PER_MS), round(times * ready_ms * NS_PER_MS)),
-            MAIN + 1: (round(times * NS_PER_MS), 0),
+            MAIN: TaskTimes(round(times * run_ms * NS_PER_MS), round(times * ready_ms * NS_PER_MS)),
+            MAIN + 1: TaskTimes(round(times * NS_PER_MS), 0),
         }
-        return ProcessCounters(mono_ns, threads, amount if quota else None, **more)
+        return ProcessCounters(
+            mono_ns, threads, amount if quota else None, throttled={1: held}, **more
+        )
 
     return Work(reading(0, 0), reading(span_ns, n_ops), n_ops, round(n_ops * own_ms * NS_PER_MS))
 
@@ -79,7 +86,48 @@ def test_quota_that_a_neighbour_uses_up_is_contention_and_names_the_neighbour():
     found = explain(0.5, after, work(**BEFORE), None)
     assert named(found) == [("cpu-contention", 1.0)]
     assert found.causes[0].name == "preempted by stress"
-    assert f"{HOG} uses 0.4 of 0.5 processors" in found.causes[0].evidence
+    assert f"{HOG.label} uses 0.4 of 0.5 processors" in found.causes[0].evidence
+
+
+def starts(one, start_ticks):
+    """Work whose neighbour began then."""
+    hog = replace(HOG, start_ticks=start_ticks)
+    first, last = (
+        replace(
+            reading,
+            boot_ticks=ticks,
+            quota=replace(reading.quota, others_ns={hog: reading.quota.others_ns[HOG]}),
+        )
+        for reading, ticks in ((one.first, 200), (one.last, 300))
+    )
+    return replace(one, first=first, last=last)
+
+
+def test_a_neighbour_of_which_nothing_is_known_from_before_is_not_to_blame():
+    """It was there before, and was not among those that are read."""
+    after = work(100, 20, run_ms=5, ready_ms=15, held_ms=15, quota=0.25, hog=0.1)
+    before = work(**BEFORE)
+    before = replace(before, last=replace(before.last, boot_ticks=100))
+    new = explain(0.5, starts(after, 150), before, None)
+    assert [kind for kind, _ in named(new)] == ["cpu-quota", "cpu-contention"]
+    (cause, *more) = explain(0.5, starts(after, 50), before, None).causes
+    assert cause.kind == "cpu-quota"
+    assert "what 1 others of its cgroup used before is not known" in cause.evidence
+    assert not any("stress" in text for one in more for text in (one.name, *one.evidence))
+
+
+def test_what_is_not_known_of_a_quota_is_said():
+    after = work(100, 20, run_ms=5, ready_ms=15, held_ms=15, quota=0.25, hog=0.1)
+    after = starts(after, 50)
+    unread = replace(after.first, quota=replace(after.first.quota, others_ns={}))
+    (cause, *_) = explain(0.5, replace(after, first=unread), work(**BEFORE), None).causes
+    assert cause.kind == "cpu-quota"
+    assert cause.evidence[-1] == "what 1 others of its cgroup use is not known"
+    unread = replace(unread, throttled={})
+    found = explain(0.5, replace(after, first=unread), work(**BEFORE), None)
+    assert [kind for kind, _ in named(found)] == ["cpu-contention"]
+    ruled_out = {one.name: one.why for one in found.ruled_out}
+    assert any("how long it was held back is not known" in why for why in ruled_out.values())
 
 
 def test_smaller_quota_and_a_neighbour_share_the_throttled_time():
@@ -127,13 +175,23 @@ def test_a_quota_that_holds_back_a_worker_is_named_where_the_process_itself_slee
     """Workers are others in each epoch: the one of then is the reference of the one of now."""
 
     def loads(one, worker):
-        last = replace(one.last, threads={MAIN: (1, 0)}, children={worker: one.last.threads[MAIN]})
-        return replace(one, first=replace(one.first, threads={MAIN: (0, 0)}), last=last)
+        last = replace(
+            one.last, threads={MAIN: TaskTimes(1, 0)}, children={worker: one.last.threads[MAIN]}
+        )
+        return replace(one, first=replace(one.first, threads={MAIN: TaskTimes(0, 0)}), last=last)
 
     after = loads(work(100, 20, run_ms=5, ready_ms=15, held_ms=15, quota=0.25), 31)
     (cause,) = explain(0.5, after, loads(work(**BEFORE), 30), None).causes
     assert (cause.kind, cause.share) == ("cpu-quota", 1.0)
     assert cause.evidence[1] == "in its child process 31"
+
+
+def test_a_thread_whose_number_was_given_again_counts_with_all_that_it_did():
+    one = work(100, 20)
+    first = replace(one.first, threads={MAIN: TaskTimes(3 * NS_PER_S, 0, 10)}, boot_ticks=20)
+    last = replace(one.last, threads={MAIN: TaskTimes(4 * NS_PER_S, 0, 30)}, boot_ticks=40)
+    found = find_rates(replace(one, first=first, last=last))
+    assert found.computing_ns == 40 * NS_PER_MS
 
 
 def test_a_wait_for_workers_that_wait_for_a_disk_is_a_wait_for_the_disk():
@@ -324,7 +382,7 @@ def test_neighbours_that_peers_have_too_are_not_to_blame():
     held = work(100, 20, run_ms=5, ready_ms=10, held_ms=10, quota=0.5, hog=0.4)
     found = against_peers(held, work(100, 10, run_ms=5, quota=0.5, hog=0.2))
     assert named(found) == [("cpu-contention", 1.0)]
-    assert f"{HOG} uses 0.2 of 0.5 processors" in found.causes[0].evidence
+    assert f"{HOG.label} uses 0.2 of 0.5 processors" in found.causes[0].evidence
 
 
 def test_processors_and_niceness_are_compared_with_the_peers():

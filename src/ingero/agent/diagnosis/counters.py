@@ -2,19 +2,28 @@
 
 Sources: Linux, Documentation/scheduler/sched-stats.rst (``schedstat``: nanoseconds on a processor, nanoseconds ready to
 run, turns), Documentation/scheduler/sched-bwc.rst (``cpu.cfs_quota_us``, ``throttled_time`` in nanoseconds),
-Documentation/admin-guide/cgroup-v2.rst (``cpu.max``, ``throttled_usec``), proc_pid_stat(5), proc_tid_children(5).
+Documentation/admin-guide/cgroup-v2.rst (``cpu.max``, ``throttled_usec``), proc_pid_stat(5) (``starttime``, in clock
+ticks since boot, as ``CLOCK_BOOTTIME`` counts: with time in which the machine slept), proc_tid_children(5).
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, NamedTuple
 
 from ingero.agent.capture.discover.cgroups import Cgroups, seen_cgroups
-from ingero.model.counters import ENDED, ProcessCounters, Quota
+from ingero.model.counters import (
+    ENDED,
+    ProcessCounters,
+    Quota,
+    QuotaMember,
+    TaskTimes,
+    ThrottledTotals,
+)
 from ingero.units import NS_PER_S, NS_PER_US
 
 MAX_THREADS: Final = 256
@@ -24,12 +33,17 @@ MAX_MEMBERS: Final = 64
 _TICK_NS: Final = NS_PER_S // os.sysconf("SC_CLK_TCK")
 
 
+def _read_boot_ns() -> int:
+    return time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+
+
 class _Stat(NamedTuple):
     name: str
     parent: int
     spent_ns: int
     n_major_faults: int
     nice: int
+    start_ticks: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,81 +53,83 @@ class CounterFiles:
     Attributes:
         proc: ``/proc``.
         cgroups: Those of its processes.
+        boot_ns: Nanoseconds since boot.
     """
 
     proc: Path = Path("/proc")
     cgroups: Cgroups = field(default_factory=seen_cgroups)
+    boot_ns: Callable[[], int] = _read_boot_ns
 
-    def read(self, pid: int, mono_ns: int) -> ProcessCounters | None:
-        """One reading; None when the process has ended or may not be read."""
-        stat = self._read_stat(pid)
-        threads = dict(self._iter_threads(pid))
-        if stat is None or not threads:
+    def read(
+        self, pid: int, mono_ns: int, before: ProcessCounters | None = None
+    ) -> ProcessCounters | None:
+        """One reading; None when the process has ended or may not be read.
+
+        Args:
+            pid: The process.
+            mono_ns: Now.
+            before: An earlier reading of it: of a thread that it knows only the counters are read.
+        """
+        boot_ticks = self.boot_ns() // _TICK_NS
+        stat = _read_stat(self.proc / str(pid))
+        if stat is None:
             return None
+        threads = dict(self._iter_threads(pid, stat.start_ticks, before.threads if before else {}))
+        if not threads:
+            return None
+        folders = list(self.cgroups.find_folders(pid, "cpu"))
         return ProcessCounters(
             mono_ns,
             threads,
-            self._read_quota(pid),
+            self._read_quota(pid, folders),
             stat.n_major_faults,
             _count_allowed(pid),
             stat.nice,
-            dict(self._iter_children(pid)),
+            dict(self._iter_children(pid, before.children if before else {})),
+            boot_ticks,
+            dict(_iter_throttled(folders)),
         )
 
-    def _iter_threads(self, pid: int) -> Iterator[tuple[int, tuple[int, int]]]:
+    def _iter_threads(
+        self, pid: int, start_ticks: int, known: Mapping[int, TaskTimes]
+    ) -> Iterator[tuple[int, TaskTimes]]:
         folder = self.proc / str(pid) / "task"
         try:
             tids = sorted(int(one.name) for one in folder.iterdir() if one.name.isdigit())
         except OSError:
             return
         for tid in tids[:MAX_THREADS]:
-            if (took := _read_schedstat(folder / str(tid))) is not None:
-                yield tid, took
+            start = start_ticks if tid == pid else None
+            times = _read_times(folder / str(tid), known.get(tid), start)
+            if times is not None:
+                yield tid, times
 
-    def _iter_children(self, pid: int) -> Iterator[tuple[int, tuple[int, int]]]:
+    def _iter_children(
+        self, pid: int, known: Mapping[int, TaskTimes]
+    ) -> Iterator[tuple[int, TaskTimes]]:
         """Those that its first thread has forked: a program forks its workers there."""
-        for child in _read(self.proc / str(pid) / "task" / str(pid) / "children").split()[
-            :MAX_CHILDREN
-        ]:
-            if (took := _read_schedstat(self.proc / child)) is not None:
-                yield int(child), took
+        text = _read(self.proc / str(pid) / "task" / str(pid) / "children")
+        for child in map(int, text.split()[:MAX_CHILDREN]):
+            if (times := _read_times(self.proc / str(child), known.get(child))) is not None:
+                yield child, times
 
-    def _read_stat(self, pid: int) -> _Stat | None:
-        name, _, rest = _read(self.proc / str(pid) / "stat").rpartition(")")
-        fields = rest.split()
-        if len(fields) < 17 or fields[0] == ENDED:
-            return None
-        spent = int(fields[11]) + int(fields[12])
-        return _Stat(
-            name.partition("(")[2],
-            int(fields[1]),
-            spent * _TICK_NS,
-            int(fields[9]),
-            int(fields[16]),
-        )
-
-    def _read_quota(self, pid: int) -> Quota | None:
+    def _read_quota(self, pid: int, folders: Iterable[Path]) -> Quota | None:
         """The narrowest quota above a process; None also where its cgroup cannot be read."""
-        found = [
-            (limit, folder)
-            for folder in self.cgroups.find_folders(pid, "cpu")
-            if (limit := _read_limit(folder)) is not None
-        ]
+        found = [(limit, one) for one in folders if (limit := _read_limit(one)) is not None]
         if not found:
             return None
         n_processors, folder = min(found)
-        stat = _read_pairs(folder / "cpu.stat")
-        throttled_ns = stat.get("throttled_time", stat.get("throttled_usec", 0) * NS_PER_US)
-        others = dict(self._iter_others(folder, pid))
-        return Quota(n_processors, throttled_ns, stat.get("nr_throttled", 0), others)
+        return Quota(n_processors, _read_inode(folder), dict(self._iter_others(folder, pid)))
 
-    def _iter_others(self, folder: Path, pid: int) -> Iterator[tuple[str, int]]:
+    def _iter_others(self, folder: Path, pid: int) -> Iterator[tuple[QuotaMember, int]]:
         """Members of a cgroup that are neither a process nor its descendants, with their processor time."""
         members = [int(text) for text in _read(folder / "cgroup.procs").split()[:MAX_MEMBERS]]
-        stats = {one: stat for one in members if (stat := self._read_stat(one)) is not None}
+        stats = {
+            one: stat for one in members if (stat := _read_stat(self.proc / str(one))) is not None
+        }
         for one, stat in stats.items():
             if not _descends(one, pid, stats):
-                yield f"{stat.name} ({one})", stat.spent_ns
+                yield QuotaMember(one, stat.start_ticks, stat.name), stat.spent_ns
 
 
 def _descends(one: int, ancestor: int, stats: Mapping[int, _Stat]) -> bool:
@@ -126,10 +142,47 @@ def _descends(one: int, ancestor: int, stats: Mapping[int, _Stat]) -> bool:
     return False
 
 
-def _read_schedstat(folder: Path) -> tuple[int, int] | None:
-    """Of a thread, or of the first thread of a process."""
+def _read_stat(folder: Path) -> _Stat | None:
+    """Of a process or a thread; None when it has ended."""
+    name, _, rest = _read(folder / "stat").rpartition(")")
+    fields = rest.split()
+    if len(fields) < 20 or fields[0] == ENDED:
+        return None
+    spent = int(fields[11]) + int(fields[12])
+    return _Stat(
+        name.partition("(")[2],
+        int(fields[1]),
+        spent * _TICK_NS,
+        int(fields[9]),
+        int(fields[16]),
+        int(fields[19]),
+    )
+
+
+def _read_times(
+    folder: Path, known: TaskTimes | None, start_ticks: int | None = None
+) -> TaskTimes | None:
+    """Of a thread, or of the first thread of a process; None when it has ended.
+
+    One whose counters fell is another one. Its start is read once: reading that costs more than the counters.
+    """
     fields = _read(folder / "schedstat").split()
-    return (int(fields[0]), int(fields[1])) if len(fields) >= 2 else None
+    if len(fields) < 2:
+        return None
+    ran_ns, ready_ns = int(fields[0]), int(fields[1])
+    if start_ticks is not None:
+        return TaskTimes(ran_ns, ready_ns, start_ticks)
+    if known is not None and ran_ns >= known.ran_ns and ready_ns >= known.ready_ns:
+        return TaskTimes(ran_ns, ready_ns, known.start_ticks)
+    stat = _read_stat(folder)
+    return None if stat is None else TaskTimes(ran_ns, ready_ns, stat.start_ticks)
+
+
+def _iter_throttled(folders: Iterable[Path]) -> Iterator[tuple[int, ThrottledTotals]]:
+    for folder in folders:
+        stat = _read_pairs(folder / "cpu.stat")
+        took_ns = stat.get("throttled_time", stat.get("throttled_usec", 0) * NS_PER_US)
+        yield _read_inode(folder), ThrottledTotals(took_ns, stat.get("nr_throttled", 0))
 
 
 def _read_limit(folder: Path) -> float | None:
@@ -142,6 +195,14 @@ def _read_limit(folder: Path) -> float | None:
     except (ValueError, ZeroDivisionError):
         return None  # "max", or no such file
     return limit if limit > 0 else None
+
+
+def _read_inode(folder: Path) -> int:
+    """Of a cgroup: no later one gets it. 0 when it is gone."""
+    try:
+        return folder.stat().st_ino
+    except OSError:
+        return 0
 
 
 def _read_pairs(path: Path) -> dict[str, int]:

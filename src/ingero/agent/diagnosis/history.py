@@ -16,6 +16,7 @@ from ingero.agent.diagnosis.counters import CounterFiles
 from ingero.model.arrays import Records
 from ingero.model.collectives import Rank
 from ingero.model.counters import ProcessCounters, Work
+from ingero.recording.causal.work_rates import find_wanted_ns
 from ingero.units import NS_PER_MS
 
 READ_NS: Final = 500 * NS_PER_MS
@@ -81,9 +82,12 @@ class CounterHistory:
         """
         self._read_ns = mono_ns
         with self._lock:
-            pids = list(self._followed)
-        for pid in pids:
-            reading = self._files.read(pid, mono_ns)
+            before = {
+                pid: one.readings[-1] if one.readings else None
+                for pid, one in self._followed.items()
+            }
+        for pid, last in before.items():
+            reading = self._files.read(pid, mono_ns, last)
             with self._lock:
                 one = self._followed.get(pid)
                 if reading is None:
@@ -133,8 +137,8 @@ class CounterHistory:
             readings = list(one.readings) if one is not None else []
         if not readings:
             return pid
-        first, last = readings[0].threads, readings[-1].threads
-        wanted = {tid: sum(took) - sum(first.get(tid, (0, 0))) for tid, took in last.items()}
+        first, last = readings[0], readings[-1]
+        wanted = {tid: find_wanted_ns(first, last, tid) for tid in last.threads}
         return max(wanted, key=lambda tid: (wanted[tid], -tid))
 
     def find_worker(self, pid: int) -> int | None:
@@ -145,13 +149,8 @@ class CounterHistory:
         if not readings:
             return None
         first, last = readings[0], readings[-1]
-        wanted = {
-            child: sum(took) - sum(first.children.get(child, (0, 0)))
-            for child, took in last.children.items()
-        }
-        own = [
-            sum(took) - sum(first.threads.get(tid, (0, 0))) for tid, took in last.threads.items()
-        ]
+        wanted = {child: find_wanted_ns(first, last, child) for child in last.children}
+        own = [find_wanted_ns(first, last, tid) for tid in last.threads]
         busiest = max(wanted, key=lambda child: (wanted[child], -child), default=None)
         is_busier = busiest is not None and wanted[busiest] > max(own, default=0)
         return busiest if is_busier else None

@@ -23,12 +23,13 @@ from ingero.model.counters import (
     STOPPED,
     CodeLines,
     OffCpuTimes,
+    QuotaMember,
     Work,
     WorkRates,
 )
 from ingero.model.diagnosis import CauseKind
 from ingero.recording.causal.conclusions import CausePart, ExcessCauses, conclude
-from ingero.recording.causal.work_rates import MIN_OPS, find_rates
+from ingero.recording.causal.work_rates import MIN_OPS, find_rates, find_throttled
 from ingero.units import NS_PER_US, format_duration
 
 MIN_RISE: Final = 1.1
@@ -262,7 +263,10 @@ def _compare(
 
     Also the time in nanoseconds that it was held back by its quota because it does more itself.
     """
-    of_whom = (f"in its child process {now.child_pid}",) if now.child_pid else ()
+    of_whom: tuple[str, ...] = (f"in its child process {now.child_pid}",) if now.child_pid else ()
+    if now.n_unknown_threads:
+        n_unknown = now.n_unknown_threads
+        of_whom += (f"what {n_unknown} of its threads and children did is not known",)
     computing, ready, held = (
         _Change.of(was_ns, is_ns, then, now)
         for was_ns, is_ns in (
@@ -272,16 +276,19 @@ def _compare(
         )
     )
     throttled_ns = min(held.extra_ns, ready.extra_ns)
-    neighbours = _find_neighbours(then, now)
+    neighbours, n_grown = _find_neighbours(then, now)
+    unknown = _describe_unknown(now, n_grown) if held.extra_ns > 0 else ()
     by_quota, by_others, by_itself = _share_out(then, now, sum(neighbours.values()), computing)
     queued_ns = ready.extra_ns - throttled_ns
     others = {} if seen is None else seen.by_others_ns
-    who = _name_worst(neighbours if by_others else others)
+    who = _name_worst(
+        {one.label: rate for one, rate in neighbours.items()} if by_others else others
+    )
     parts = [
         CausePart(
             CauseKind.CPU_QUOTA,
             throttled_ns * by_quota,
-            (f"throttled {held.description}", *of_whom, *_describe_quota(then, after)),
+            (f"throttled {held.description}", *of_whom, *_describe_quota(then, after), *unknown),
         ),
         CausePart(
             CauseKind.CPU_CONTENTION,
@@ -291,6 +298,7 @@ def _compare(
                 *of_whom,
                 *(_describe_neighbours(neighbours, now) if by_others else ()),
                 *_describe_place(then, now),
+                *unknown,
             ),
             f"preempted by {who}" if who else "",
         ),
@@ -329,15 +337,30 @@ def _describe_then(then: WorkRates, was: str) -> str:
     return f"its peers {was}" if then.is_of_peers else f"{was} before"
 
 
-def _find_neighbours(then: WorkRates, now: WorkRates) -> dict[str, float]:
-    """Processors that others of the same quota use beyond what they used then, by name."""
-    if not then.is_of_peers:
-        grown = {name: rate - then.others.get(name, 0.0) for name, rate in now.others.items()}
-        return {name: rate for name, rate in grown.items() if rate > 0}
-    whole, of_peers = sum(now.others.values()), sum(then.others.values())
-    if whole <= of_peers:
-        return {}
-    return {name: rate * (1 - of_peers / whole) for name, rate in now.others.items() if rate > 0}
+def _find_neighbours(then: WorkRates, now: WorkRates) -> tuple[dict[QuotaMember, float], int]:
+    """Processors that others of the same quota use beyond what they used then, and of how many that is unknown."""
+    if then.is_of_peers:
+        whole, of_peers = sum(now.others.values()), sum(then.others.values())
+        if whole <= of_peers:
+            return {}, 0
+        part = 1 - of_peers / whole
+        return {one: rate * part for one, rate in now.others.items() if rate > 0}, 0
+    known = {
+        one: rate - then.others.get(one, 0.0)
+        for one, rate in now.others.items()
+        if one in then.others or one.start_ticks >= then.end_ticks
+    }
+    return {one: rate for one, rate in known.items() if rate > 0}, len(now.others) - len(known)
+
+
+def _describe_unknown(now: WorkRates, n_grown: int) -> tuple[str, ...]:
+    """What cannot be told of the others of a quota."""
+    facts = []
+    if now.n_unknown_others:
+        facts.append(f"what {now.n_unknown_others} others of its cgroup use is not known")
+    if n_grown:
+        facts.append(f"what {n_grown} others of its cgroup used before is not known")
+    return tuple(facts)
 
 
 def _share_out(
@@ -372,10 +395,12 @@ def _name_worst(takers: Mapping[str, float]) -> str:
     return ", ".join(worst[:_MAX_NAMES])
 
 
-def _describe_neighbours(neighbours: Mapping[str, float], now: WorkRates) -> tuple[str, ...]:
-    worst = sorted(neighbours, key=lambda name: (-neighbours[name], name))[:_MAX_NAMES]
+def _describe_neighbours(
+    neighbours: Mapping[QuotaMember, float], now: WorkRates
+) -> tuple[str, ...]:
+    worst = sorted(neighbours, key=lambda one: (-neighbours[one], one.label))[:_MAX_NAMES]
     of = "" if now.n_processors is None else f" of {now.n_processors:.3g}"
-    return tuple(f"{name} uses {neighbours[name]:.2g}{of} processors" for name in worst)
+    return tuple(f"{one.label} uses {neighbours[one]:.2g}{of} processors" for one in worst)
 
 
 def _describe_quota(then: WorkRates, after: Work) -> tuple[str, ...]:
@@ -383,11 +408,11 @@ def _describe_quota(then: WorkRates, after: Work) -> tuple[str, ...]:
     if quota is None:
         return ("no cgroup above it has a quota",)
     was = "none" if then.n_processors is None else f"{then.n_processors:.3g}"
-    n_periods = quota.n_throttled - (after.first.quota.n_throttled if after.first.quota else 0)
-    return (
-        f"its cgroup may use {quota.n_processors:.3g} processors, {_describe_then(then, was)}",
-        f"held back in {n_periods} periods since it is slow",
-    )
+    limit = f"its cgroup may use {quota.n_processors:.3g} processors, {_describe_then(then, was)}"
+    throttled = find_throttled(after)
+    if throttled is None:
+        return (limit, "how long it was held back is not known")
+    return (limit, f"held back in {throttled.n_periods} periods since it is slow")
 
 
 def _describe_place(then: WorkRates, now: WorkRates) -> tuple[str, ...]:

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from statistics import median
 from typing import Final
 
-from ingero.model.counters import OTHERS, Work, WorkRates
+from ingero.model.counters import (
+    OTHERS,
+    ProcessCounters,
+    QuotaMember,
+    TaskTimes,
+    ThrottledTotals,
+    Work,
+    WorkRates,
+)
 
 MIN_OPS: Final = 5
 """Operations below which nothing is said."""
@@ -18,19 +26,26 @@ def find_rates(work: Work) -> WorkRates | None:
     if n_ops < MIN_OPS:
         return None
     tid = _find_busiest(work)
-    computing_ns, ready_ns = _grown(work, tid)
+    grown = find_growth(work.first, work.last, tid) or TaskTimes(0, 0)
+    throttled = find_throttled(work)
+    others, n_unknown = _rates_of_others(work)
     return WorkRates(
         n_ops,
         (last.mono_ns - work.first.mono_ns) / n_ops,
         work.own_ns / n_ops,
-        computing_ns / n_ops,
-        ready_ns / n_ops,
-        _throttled(work) / n_ops,
+        grown.ran_ns / n_ops,
+        grown.ready_ns / n_ops,
+        0.0 if throttled is None else throttled.took_ns / n_ops,
         None if last.quota is None else last.quota.n_processors,
-        _rates_of_others(work),
+        others,
         last.n_processors_allowed,
         last.nice,
         tid if tid in last.children else 0,
+        end_ticks=last.boot_ticks,
+        n_unknown_others=n_unknown,
+        n_unknown_threads=sum(
+            find_growth(work.first, last, one) is None for one in (*last.threads, *last.children)
+        ),
     )
 
 
@@ -62,33 +77,53 @@ def _find_busiest(work: Work) -> int:
     A worker that is busier than the process itself is what the process waits for. Workers are others with each epoch.
     """
     tids = (*work.last.threads, *work.last.children)
-    return max(tids, key=lambda tid: (sum(_grown(work, tid)), -tid), default=0)
+    return max(tids, key=lambda tid: (find_wanted_ns(work.first, work.last, tid), -tid), default=0)
 
 
-def _grown(work: Work, tid: int) -> tuple[int, int]:
-    """Time on a processor and time ready to run of one thread."""
-    none = (0, 0)
-    first, last = (
-        one.threads.get(tid) or one.children.get(tid, none) for one in (work.first, work.last)
-    )
-    return max(last[0] - first[0], 0), max(last[1] - first[1], 0)
+def find_wanted_ns(first: ProcessCounters, last: ProcessCounters, tid: int) -> int:
+    """How long a thread wanted a processor between two readings; 0 where that is unknown."""
+    grown = find_growth(first, last, tid)
+    return 0 if grown is None else grown.ran_ns + grown.ready_ns
 
 
-def _throttled(work: Work) -> int:
-    first, last = work.first.quota, work.last.quota
-    if last is None:
-        return 0
-    return max(last.throttled_ns - (first.throttled_ns if first else 0), 0)
+def find_growth(first: ProcessCounters, last: ProcessCounters, tid: int) -> TaskTimes | None:
+    """What a thread, or the first thread of a child, did between two readings.
+
+    None where that is unknown: only the last reading has it, and it began before the first one.
+    """
+    was, now = (one.threads.get(tid) or one.children.get(tid) for one in (first, last))
+    if now is None:
+        return TaskTimes(0, 0)
+    if was is not None and was.start_ticks == now.start_ticks:
+        ran_ns, ready_ns = now.ran_ns - was.ran_ns, now.ready_ns - was.ready_ns
+        return TaskTimes(max(ran_ns, 0), max(ready_ns, 0), now.start_ticks)
+    return now if now.start_ticks >= first.boot_ticks else None
 
 
-def _rates_of_others(work: Work) -> dict[str, float]:
-    """Processors that other members of the cgroup use."""
+def find_throttled(work: Work) -> ThrottledTotals | None:
+    """How the cgroup with the quota was held back between two readings; None where the first does not have it."""
+    quota = work.last.quota
+    if quota is None:
+        return ThrottledTotals(0, 0)
+    was, now = (one.throttled.get(quota.cgroup) for one in (work.first, work.last))
+    if was is None or now is None:
+        return None
+    return ThrottledTotals(max(now.took_ns - was.took_ns, 0), max(now.n_periods - was.n_periods, 0))
+
+
+def _rates_of_others(work: Work) -> tuple[dict[QuotaMember, float], int]:
+    """Processors that other members of the cgroup use, no more than its quota, and of how many that is unknown."""
     first, last = work.first.quota, work.last.quota
     span_ns = max(work.last.mono_ns - work.first.mono_ns, 1)
     if last is None:
-        return {}
-    known: Mapping[str, int] = first.others_ns if first else {}
-    return {
-        name: max(spent_ns - known.get(name, 0), 0) / span_ns
-        for name, spent_ns in last.others_ns.items()
+        return {}, 0
+    known_ns = first.others_ns if first else {}
+    spent_ns = {
+        one: max(total_ns - known_ns.get(one, 0), 0)
+        for one, total_ns in last.others_ns.items()
+        if one in known_ns or one.start_ticks >= work.first.boot_ticks
     }
+    # Ticks are coarse, and the quota may have been greater for a part of the time.
+    possible = last.n_processors / max(sum(spent_ns.values()) / span_ns, last.n_processors)
+    rates = {one: took_ns / span_ns * possible for one, took_ns in spent_ns.items()}
+    return rates, len(last.others_ns) - len(spent_ns)

@@ -7,7 +7,6 @@ import pytest
 from ingero.agent.capture.discover.cgroups import Cgroups, choose_path, parse_memberships
 from ingero.agent.capture.discover.identity import SlurmStep, parse_cgroup, read_identity
 from ingero.agent.diagnosis.counters import CounterFiles
-from ingero.model.counters import Quota
 
 AGENT_POD, AGENT = "11111111-4f89-11d3-9a0c-0305e82c3301", "a1" * 32
 POD, CONTAINER = "3f2504e0-4f89-11d3-9a0c-0305e82c3301", "9d1b0a7c" * 8
@@ -96,7 +95,10 @@ class Node:
             (folder / name.replace("__", ".")).write_text(text)
 
     def read_quota(self, pid):
-        return CounterFiles(self.proc, Cgroups(self.proc)).read(pid, 0).quota
+        """What the narrowest limit is, and for how long and how often it held back; None without one."""
+        reading = CounterFiles(self.proc, Cgroups(self.proc)).read(pid, 0)
+        quota = reading.quota
+        return quota and (quota.n_processors, *reading.throttled[quota.cgroup])
 
 
 @pytest.fixture(params=sorted(DRIVERS))
@@ -123,7 +125,7 @@ def test_the_limit_of_another_pod_is_found_on_version_2(tmp_path, paths):
     node.limit(
         top / other.lstrip("/"), cpu__max="50000 100000\n", cpu__stat=stat, cgroup__procs="7\n"
     )
-    assert node.read_quota(7) == Quota(0.5, 40_000, 4)
+    assert node.read_quota(7) == (0.5, 40_000, 4)
 
 
 def test_the_limit_of_another_pods_slice_counts_where_it_is_narrower(tmp_path, paths):
@@ -134,7 +136,7 @@ def test_the_limit_of_another_pods_slice_counts_where_it_is_narrower(tmp_path, p
     node.limit(top / other.lstrip("/"), cpu__max="50000 100000\n", cpu__stat="")
     pod = (top / other.lstrip("/")).parent
     node.limit(pod, cpu__max="20000 100000\n", cpu__stat="nr_throttled 1\n", cgroup__procs="")
-    assert node.read_quota(7) == Quota(0.2, 0, 1)
+    assert node.read_quota(7) == (0.2, 0, 1)
 
 
 @pytest.mark.parametrize("has_namespace", [True, False])
@@ -149,7 +151,7 @@ def test_the_limit_of_another_pod_is_found_on_version_1(tmp_path, paths, has_nam
     quota["cpu__cfs_quota_us"] = "25000\n"
     stat = "nr_throttled 4\nthrottled_time 77\n"
     node.limit(top / other.lstrip("/"), **quota, cpu__stat=stat, cgroup__procs="7\n")
-    assert node.read_quota(7) == Quota(0.25, 77, 4)
+    assert node.read_quota(7) == (0.25, 77, 4)
 
 
 @pytest.mark.parametrize("has_namespace", [True, False])
@@ -165,7 +167,7 @@ def test_without_the_hosts_root_another_pods_limit_is_not_known_nor_taken_for_th
     node.limit(top / other.lstrip("/"), **quota, cpu__stat="", cgroup__procs="")
     assert node.read_quota(7) is None
     node.start(8, f"4:cpu:{agent}")
-    assert node.read_quota(8) == Quota(0.1, 0, 0)  # the agent's own is
+    assert node.read_quota(8) == (0.1, 0, 0)  # the agent's own is
 
 
 def test_each_pod_and_container_is_known_with_the_hosts_path(tmp_path, paths):
@@ -218,7 +220,7 @@ def test_a_part_of_the_hierarchy_outside_of_our_namespace_does_not_pass_for_its_
     node.start(7, "4:cpu:/kubepods/podB/b", "0::/kubepods/podB/b")
     node.limit(part / "b", cpu__max="50000 100000\n", cpu__stat="", cgroup__procs="7\n")
     assert choose_path(Cgroups(node.proc).read(7)) == ""
-    assert node.read_quota(7) == Quota(0.5, 0, 0)  # its files can be read all the same
+    assert node.read_quota(7) == (0.5, 0, 0)  # its files can be read all the same
 
 
 def test_a_cgroup_s_id_is_that_of_the_hosts_path(tmp_path, paths):
