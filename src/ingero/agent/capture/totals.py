@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass, field
+from itertools import compress
 from typing import Final
 
 import numpy as np
@@ -211,11 +212,14 @@ class CountReader:
         """Make room: processes that ended a second ago cannot count any more, and their pids may be used again."""
         self._ended.add(pids, keys, counts)
         self._engine.state.forget(pids)
+        is_theirs = np.isin(keys["pid"], np.fromiter(pids, np.uint32))
+        for key in compress(_read_names(keys), is_theirs):
+            self._previous.pop(key, None)
 
     def _find_changes(self, keys: Records, counts: Records) -> Records:
         """Counts since the last time; extremes stay those of the whole trace."""
         changes = counts.copy()
-        names = [key.tobytes() for key in keys.view(f"V{keys.dtype.itemsize}")]
+        names = _read_names(keys)
         for i, key in enumerate(names):
             before = self._previous.get(key)
             if before is None:
@@ -225,6 +229,11 @@ class CountReader:
                     changes[name][i] -= before[name]
         self._previous = dict(zip(names, counts, strict=True))
         return changes
+
+
+def _read_names(keys: Records) -> list[bytes]:
+    """Keys as plain bytes, with what lies between their fields."""
+    return [key.tobytes() for key in keys.view(f"V{keys.dtype.itemsize}")]
 
 
 def count_coverage(counts: Records) -> dict[str, int]:
