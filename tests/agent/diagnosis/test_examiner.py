@@ -463,6 +463,20 @@ def test_rank_that_begins_again_on_its_node_is_its_new_process():
     assert history.find(2, "") == (PID + 1, RANK)
 
 
+def test_a_process_that_got_the_number_of_another_one_is_not_taken_for_it():
+    readings = [
+        ProcessCounters(second, {PID: TaskTimes(ran_ns, 0, start_ticks)})
+        for second, ran_ns, start_ticks in ((1, 10, 5), (2, 20, 5), (3, 900, 7))
+    ]
+    history = CounterHistory(Listed(readings))
+    history.add_ops(PID, RANK, np.ones(1, COLLECTIVE_OP))
+    history.read(1)
+    history.read(2)
+    assert history.find(2, "") == (PID, RANK)
+    history.read(3)
+    assert history.find(2, "") is None
+
+
 def test_what_a_program_does_to_start_is_no_part_of_its_work():
     node = Node(first_s=0)  # its first operation is entered after 20 s
     work = node.history.find_work(PID, 0, 60 * NS_PER_S)

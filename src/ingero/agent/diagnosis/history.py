@@ -90,7 +90,7 @@ class CounterHistory:
             reading = self._files.read(pid, mono_ns, last)
             with self._lock:
                 one = self._followed.get(pid)
-                if reading is None:
+                if reading is None or (last and _is_another(pid, last, reading)):
                     self._followed.pop(pid, None)
                 elif one is not None:
                     one.readings.append(reading)
@@ -176,6 +176,12 @@ class CounterHistory:
             one = self._followed.get(pid)
             ops = list(one.ops) if one is not None else []
         return _sum_up(ops, start_ns, end_ns)[0]
+
+
+def _is_another(pid: int, last: ProcessCounters, now: ProcessCounters) -> bool:
+    """Whether a process has ended and its number was given to another one."""
+    was, found = last.threads.get(pid), now.threads.get(pid)
+    return was is not None and found is not None and was.start_ticks != found.start_ticks
 
 
 def _sum_up(pieces: list[Records], start_ns: int, end_ns: int) -> tuple[int, int]:
