@@ -82,9 +82,16 @@ class _Connection:
 
 @dataclass(frozen=True, slots=True)
 class _Reading:
-    """All connections of a process by cookie, and what its interfaces counted of errors."""
+    """What there was of a process's network namespace.
+
+    Attributes:
+        connections: All by cookie, others' too: one of them may become the process's.
+        sockets: Inodes of the process's own.
+        errors: What its interfaces counted.
+    """
 
     connections: dict[bytes, _Connection]
+    sockets: set[int]
     errors: dict[str, int]
 
 
@@ -102,6 +109,8 @@ def look_at_traffic(pid: int, stop: threading.Event) -> Traffic:
 def _build_traffic(first: _Reading, last: _Reading) -> Traffic:
     by_host: dict[str, list[HostTraffic]] = {}
     for cookie, now in last.connections.items():
+        if now.inode not in last.sockets:
+            continue
         then = first.connections.get(cookie)
         traffic = now.totals if then is None else now.totals.since(then.totals)
         if traffic.n_segments > 0:
@@ -116,9 +125,7 @@ def _build_traffic(first: _Reading, last: _Reading) -> Traffic:
 def _read(pid: int) -> _Reading:
     with ThreadPoolExecutor(1) as beside:  # the thread that enters the namespace ends with it
         found = dict(beside.submit(_list_connections, pid).result())
-    own = _find_sockets(pid)
-    connections = {cookie: one for cookie, one in found.items() if one.inode in own}
-    return _Reading(connections, _read_errors(pid))
+    return _Reading(found, _find_sockets(pid), _read_errors(pid))
 
 
 def _find_sockets(pid: int) -> set[int]:
