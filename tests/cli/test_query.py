@@ -36,6 +36,13 @@ def test_sql_table_is_aligned_and_the_count_goes_to_stderr(node_01):
     assert "2 rows" in answer.stderr
 
 
+def test_rows_that_are_too_large_together_are_said_to_be_left_out(node_01):
+    answer = ask("--db", node_01, "SELECT hex(zeroblob(2000000)) AS h FROM events", "--limit", "20")
+    assert len(answer.stdout.splitlines()) == 1 + 8
+    assert "(8 rows in" in answer.stderr
+    assert "there are more, beyond 32 MiB" in answer.stderr
+
+
 def test_filters_choose_events_by_name_and_process(node_01):
     rows = json.loads(
         ask("--db", node_01, "--op", "BLOCK_READ", "--pid", "1887", "--limit", "5", "--json").stdout

@@ -78,24 +78,28 @@ def command(config: QueryConfig, sql: str | None) -> None:
 
 def _show_sql(path: Path, sql: str, config: QueryConfig) -> None:
     from ingero.model.recording import Recording
-    from ingero.recording.queries.sql import plain_value
+    from ingero.recording.queries.sql import plain_rows
     from ingero.recording.store.reader import read_unwritten
-    from ingero.recording.store.sql import SqlLimits, run_sql
-    from ingero.units import parse_duration
+    from ingero.recording.store.sql import MAX_BYTES, SqlLimits, run_sql
+    from ingero.units import format_size, parse_duration
 
     try:
         timeout_ns = parse_duration(config.timeout)
     except ValueError as error:
         raise click.UsageError(f"--timeout: {error}") from error
     answer = run_sql(path, sql, SqlLimits(config.limit, timeout_ns))
-    rows = [[plain_value(value) for value in row] for row in answer.rows]
+    rows = plain_rows(answer)
     if config.as_json:
         click.echo(
             json.dumps([dict(zip(answer.columns, row, strict=True)) for row in rows], indent=2)
         )
     else:
         click.echo(_as_table(list(answer.columns), rows))
-    more = "; there are more: raise --limit or aggregate" if answer.is_truncated else ""
+    more = ""
+    if answer.is_truncated and len(rows) < config.limit:
+        more = f"; there are more, beyond {format_size(MAX_BYTES)}: select less or aggregate"
+    elif answer.is_truncated:
+        more = "; there are more: raise --limit or aggregate"
     click.echo(f"({len(rows)} rows in {answer.duration_ns / 1e6:.1f} ms{more})", err=True)
     if missing := Recording(unwritten=read_unwritten(path)).describe_missing():
         click.echo(missing, err=True)

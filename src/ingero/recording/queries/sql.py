@@ -12,7 +12,8 @@ from ingero.recording.store.sql import MAX_ROWS, SqlLimits, SqlRows, run_sql
 from ingero.serving.query import Query
 from ingero.units import NS_PER_S
 
-_MAX_BYTES: Final = 1024 * 1024
+MAX_ANSWER_BYTES: Final = 1024 * 1024
+"""Of the values of one answer to another program, as text."""
 
 
 class SqlArgs(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -46,24 +47,16 @@ def plain_value(value: float | str | bytes | None) -> int | float | str | None:
     return value.hex() if isinstance(value, bytes) else value
 
 
-def bounded_rows(answer: SqlRows) -> tuple[list[list[Any]], bool]:
-    """Rows up to a megabyte of JSON, and whether any were left out for it."""
-    rows: list[list[Any]] = []
-    n_bytes = 0
-    for row in answer.rows:
-        plain = [plain_value(value) for value in row]
-        n_bytes += len(msgspec.json.encode(plain))
-        if n_bytes > _MAX_BYTES:
-            return rows, True
-        rows.append(plain)
-    return rows, False
+def plain_rows(answer: SqlRows) -> list[list[Any]]:
+    """Rows as JSON has them."""
+    return [[plain_value(value) for value in row] for row in answer.rows]
 
 
 def _run(context: RecordingFile, args: SqlArgs) -> SqlResult:
-    answer = run_sql(context.path, args.query, SqlLimits(args.limit, 30 * NS_PER_S))
-    rows, is_cut = bounded_rows(answer)
-    meta = SqlMeta(len(rows), answer.is_truncated or is_cut, round(answer.duration_ns / 1e6, 3))
-    return SqlResult(meta, list(answer.columns), rows)
+    limits = SqlLimits(args.limit, 30 * NS_PER_S, MAX_ANSWER_BYTES)
+    answer = run_sql(context.path, args.query, limits)
+    meta = SqlMeta(len(answer.rows), answer.is_truncated, round(answer.duration_ns / 1e6, 3))
+    return SqlResult(meta, list(answer.columns), plain_rows(answer))
 
 
 SQL = Query(

@@ -28,7 +28,7 @@ from ingero.model.recording import Recording
 from ingero.recording.queries.api import ANSWERS, Answer, Asked, parse_asked
 from ingero.recording.queries.catalog import INSTRUCTIONS, PROMPTS, QUERIES
 from ingero.recording.queries.recording_file import ExternalAccess, RecordingFile
-from ingero.recording.queries.sql import bounded_rows
+from ingero.recording.queries.sql import MAX_ANSWER_BYTES, plain_rows
 from ingero.recording.queries.stdio import build_call
 from ingero.recording.queries.transfer import MAX_ROWS as PART_ROWS
 from ingero.recording.queries.transfer import encode_part
@@ -58,6 +58,7 @@ _HEADERS: Final = {
     "Cache-Control": "no-store",
 }
 _MAX_BODY: Final = 256 * 1024
+_MAX_STATEMENTS: Final = 2  # at once: each may take the memory of a process
 
 
 class SqlBody(msgspec.Struct, forbid_unknown_fields=True):
@@ -131,6 +132,7 @@ class NodeApp:
         self._clock = clock or SystemClock()
         self._links_json = {"fleet": fleet_url}
         self._one_at_a_time = anyio.CapacityLimiter(1)
+        self._statements = anyio.CapacityLimiter(_MAX_STATEMENTS)
         self._router = Router([
             *(Route(f"/api/v1/{name}", self._answered(find)) for name, find in ANSWERS.items()),
             Route("/api/v1/part", self._part),
@@ -208,15 +210,16 @@ class NodeApp:
             asked = msgspec.json.decode(body, type=SqlBody)
         except (msgspec.ValidationError, msgspec.DecodeError) as error:
             raise BadDataError(f'send {{"sql": …, "limit": …}}: {error}') from error
-        limits = SqlLimits(min(max(asked.limit, 1), MAX_ROWS))
-        answer = await anyio.to_thread.run_sync(run_sql, self._context.path, asked.sql, limits)
-        rows, is_cut = bounded_rows(answer)
+        limits = SqlLimits(min(max(asked.limit, 1), MAX_ROWS), max_bytes=MAX_ANSWER_BYTES)
+        answer = await anyio.to_thread.run_sync(
+            run_sql, self._context.path, asked.sql, limits, limiter=self._statements
+        )
         lost = await anyio.to_thread.run_sync(read_unwritten, self._context.path)
         missing = Recording(unwritten=lost).describe_missing()
         content = {
             "columns": answer.columns,
-            "rows": rows,
-            "truncated": is_cut or answer.is_truncated,
+            "rows": plain_rows(answer),
+            "truncated": answer.is_truncated,
         }
         return _json(content | ({"missing": missing} if missing else {}))
 

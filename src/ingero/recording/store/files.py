@@ -11,12 +11,11 @@ from urllib.parse import quote
 
 from ingero.errors import StoreError
 from ingero.recording.store.schema import USER_VERSION
+from ingero.recording.store.sql_program import ALONE, connect
 
 _MAGIC: Final = b"SQLite format 3\x00"
 _HEADER_BYTES: Final = 100
 NEEDED: Final = frozenset(("timestamp", "pid", "tid", "source", "op", "duration"))
-_ALONE: Final = "mode=ro&vfs=unix-none"
-"""Source: sqlite.org "Write-Ahead Logging", "Use of WAL Without Shared-Memory", and "The OS Backend", unix-none."""
 _NOT_OURS: Final = (
     "give a file that `ingero trace` wrote; `ingero query` and `ingero explain` take it with --db"
 )
@@ -92,28 +91,11 @@ def _choose_uri(path: Path) -> str:
     Without a write-ahead log the file is opened as immutable, which keeps SQLite from making ``-wal`` and ``-shm``
     files. With the log of a living writer it is opened through that writer's ``-shm``. A log that was left behind or
     copied along has none: SQLite would have to make one, unless it may hold that index in memory, which it does
-    without locks (`_connect`).
+    without locks (`connect`).
     """
     if not _has_log(path):
         return _uri(path, "mode=ro&immutable=1")
-    return _uri(path, "mode=ro" if _beside(path, "-shm").exists() else _ALONE)
-
-
-@contextmanager
-def _connect(path: Path) -> Iterator[sqlite3.Connection]:
-    uri = _choose_uri(path)
-    with closing(sqlite3.connect(uri, uri=True)) as connection:
-        connection.text_factory = _decode_text
-        if uri.endswith(_ALONE):
-            # before the first look at the file: the log's index is then kept in memory
-            connection.execute("PRAGMA locking_mode = EXCLUSIVE")
-        connection.execute("PRAGMA query_only = 1")
-        yield connection
-
-
-def _decode_text(raw: bytes) -> str:
-    """A damaged text is shown with replacement characters."""
-    return raw.decode("utf-8", "replace")
+    return _uri(path, "mode=ro" if _beside(path, "-shm").exists() else ALONE)
 
 
 def _uri(path: Path, mode: str) -> str:
@@ -128,7 +110,7 @@ def open_database(path: Path) -> Iterator[sqlite3.Connection]:
         StoreError: The file is missing, empty, no SQLite database, cut short or damaged.
     """
     check_header(path)
-    with store_errors(path), _connect(path) as connection:
+    with store_errors(path), closing(connect(_choose_uri(path))) as connection:
         yield connection
 
 
@@ -142,6 +124,16 @@ def open_recording(path: Path) -> Iterator[sqlite3.Connection]:
     with open_database(path) as connection:
         check_recording(connection, path)
         yield connection
+
+
+def find_recording(path: Path) -> str:
+    """The SQLite URI that another process reads a recording through.
+
+    Raises:
+        StoreError: As of `open_recording`.
+    """
+    with open_recording(path):
+        return _choose_uri(path)
 
 
 def check_recording(connection: sqlite3.Connection, path: Path) -> None:

@@ -1,49 +1,33 @@
-"""Anybody's SQL over a recording, unable to write, attach, wait or fill the memory.
+"""Anybody's SQL over a recording, unable to write, attach, wait, fill the memory or stay.
 
-The engine itself guards, at four places, and no keyword is looked for: the file is opened read-only, SQLite's
-authorizer allows reading and nothing else, its limits bound every value and statement, and a deadline is checked while
-it runs.
-
-Source: sqlite.org "Compile-Time Authorization Callbacks", "Run-Time Limits", "Query Progress Callbacks".
+A process of its own runs each statement (`ingero.recording.store.sql_program`), and no keyword is looked for: the file
+is opened read-only, SQLite's authorizer allows reading and nothing else, its limits bound every value and statement,
+and the kernel bounds the process's memory and ends it at its deadline. Rows are counted as they are fetched, so that
+no more than what is answered is ever kept.
 """
 
 from __future__ import annotations
 
-import sqlite3
-from collections.abc import Iterator
-from contextlib import contextmanager
+import signal
+import subprocess
+import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
-from ingero.errors import BadDataError
-from ingero.recording.store.files import open_recording
+import msgspec
+
+from ingero.errors import BadDataError, StoreError
+from ingero.recording.store import sql_program
+from ingero.recording.store.files import find_recording
+from ingero.recording.store.sql_program import Value
 from ingero.telemetry.clock import Clock, SystemClock
 from ingero.units import NS_PER_S, format_duration
 
-Value = int | float | str | bytes | None
-
 MAX_ROWS: Final = 10_000
-_PROGRESS_OPS: Final = 10_000
-_HEAP_BYTES: Final = 256 * 1024 * 1024
-_LIMITS: Final = {
-    sqlite3.SQLITE_LIMIT_LENGTH: 4 * 1024 * 1024,
-    sqlite3.SQLITE_LIMIT_SQL_LENGTH: 64 * 1024,
-    sqlite3.SQLITE_LIMIT_COLUMN: 200,
-    sqlite3.SQLITE_LIMIT_EXPR_DEPTH: 100,
-    sqlite3.SQLITE_LIMIT_COMPOUND_SELECT: 50,
-    sqlite3.SQLITE_LIMIT_ATTACHED: 0,
-    sqlite3.SQLITE_LIMIT_LIKE_PATTERN_LENGTH: 256,
-    sqlite3.SQLITE_LIMIT_TRIGGER_DEPTH: 0,
-    sqlite3.SQLITE_LIMIT_WORKER_THREADS: 0,
-}
-_ALLOWED: Final = frozenset((
-    sqlite3.SQLITE_SELECT,
-    sqlite3.SQLITE_READ,
-    sqlite3.SQLITE_FUNCTION,
-    sqlite3.SQLITE_RECURSIVE,
-))
-_DENIED_FUNCTIONS: Final = frozenset(("load_extension", "fts3_tokenizer"))
+MAX_BYTES: Final = 32 * 1024 * 1024
+_PATIENCE_NS: Final = 10 * NS_PER_S
+"""For the process to start, which is not the statement's time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,10 +37,12 @@ class SqlLimits:
     Attributes:
         max_rows: Rows returned at most; further ones are not read.
         timeout_ns: Time at most.
+        max_bytes: Bytes of all values at most, as text; rows beyond are not read.
     """
 
     max_rows: int = 1000
     timeout_ns: int = 30 * NS_PER_S
+    max_bytes: int = MAX_BYTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +52,8 @@ class SqlRows:
     Attributes:
         columns: Column names; a repeated one is numbered from its second use on.
         rows: Values as SQLite has them.
-        is_truncated: There were more rows than the limit.
-        duration_ns: How long it took.
+        is_truncated: There were more rows than the limits.
+        duration_ns: How long it took, the start of its process included.
     """
 
     columns: tuple[str, ...]
@@ -76,72 +62,88 @@ class SqlRows:
     duration_ns: int
 
 
+class _Reply(msgspec.Struct, frozen=True, array_like=True):
+    """What the program answers; `failed` is empty where it has rows."""
+
+    failed: str
+    why: str
+    columns: list[str]
+    rows: list[tuple[Any, ...]]  # msgspec takes no union of text and bytes
+    is_truncated: bool
+
+
 def run_sql(
     path: Path, sql: str, limits: SqlLimits | None = None, clock: Clock | None = None
 ) -> SqlRows:
     """Run one reading statement.
 
     Raises:
-        StoreError: The file cannot be read.
+        StoreError: The file cannot be read, or the process that would read it does not start or ends.
         BadDataError: The statement is not one SELECT, is wrong, or took too long or too much.
     """
     limits = limits or SqlLimits()
     clock = clock or SystemClock()
     began_ns = clock.mono_ns()
-    with open_recording(path) as connection:
-        _guard(connection, clock, began_ns + limits.timeout_ns)
-        with _sql_errors(limits):
-            cursor = connection.execute(sql)
-            if cursor.description is None:
-                raise BadDataError(
-                    "there is no statement",
-                    hint='write one SELECT, such as "SELECT count(*) FROM events"',
-                )
-            columns = _distinct([name for name, *_ in cursor.description])
-            rows = cursor.fetchmany(min(limits.max_rows, MAX_ROWS))
-            is_truncated = cursor.fetchone() is not None
-    return SqlRows(columns, rows, is_truncated, clock.mono_ns() - began_ns)
-
-
-def _guard(connection: sqlite3.Connection, clock: Clock, deadline_ns: int) -> None:
-    connection.execute("PRAGMA temp_store = MEMORY")
-    connection.execute(f"PRAGMA hard_heap_limit = {_HEAP_BYTES}")
-    for limit, value in _LIMITS.items():
-        connection.setlimit(limit, value)
-    connection.set_progress_handler(lambda: clock.mono_ns() > deadline_ns, _PROGRESS_OPS)
-    connection.set_authorizer(_authorize)
-
-
-def _authorize(
-    action: int, _first: str | None, second: str | None, _database: str | None, _trigger: str | None
-) -> int:
-    is_denied = action == sqlite3.SQLITE_FUNCTION and second in _DENIED_FUNCTIONS
-    return sqlite3.SQLITE_OK if action in _ALLOWED and not is_denied else sqlite3.SQLITE_DENY
-
-
-@contextmanager
-def _sql_errors(limits: SqlLimits) -> Iterator[None]:
     try:
-        yield
-    except MemoryError as error:
-        raise BadDataError(
-            "the statement needs too much memory", hint="aggregate in SQL, or add LIMIT"
-        ) from error
-    except (sqlite3.Error, sqlite3.Warning) as error:
-        text = str(error)
-        if text == "interrupted":
-            raise BadDataError(
-                f"the statement took longer than {format_duration(limits.timeout_ns)}",
-                hint="narrow it with WHERE timestamp >= …, or aggregate",
-            ) from error
-        hint = (
-            "only one SELECT can be asked here"
-            if "not authorized" in text or "prohibited" in text
-            else ""
-        )
-        raise BadDataError(f"SQL: {text}", hint=hint) from error
-    except ValueError as error:
+        text = sql.encode()
+    except UnicodeEncodeError as error:
         raise BadDataError(f"SQL: {error}") from error
+    reply = _ask(find_recording(path), text, limits)
+    if reply.failed:
+        raise _build_error(path, reply)
+    rows, columns = reply.rows, _distinct(reply.columns)
+    return SqlRows(columns, rows, reply.is_truncated, clock.mono_ns() - began_ns)
+
+
+def _ask(uri: str, sql: bytes, limits: SqlLimits) -> _Reply:
+    numbers = (min(limits.max_rows, MAX_ROWS), min(limits.max_bytes, MAX_BYTES), limits.timeout_ns)
+    command = [sys.executable, "-I", "-S", sql_program.__file__, uri, *map(str, numbers)]
+    try:
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+        )
+    except OSError as error:
+        raise StoreError(f"cannot start a process for SQL: {error.strerror or error}") from error
+    with process:
+        try:
+            answer, _ = process.communicate(sql, (limits.timeout_ns + _PATIENCE_NS) / NS_PER_S)
+        except subprocess.TimeoutExpired as error:
+            raise _build_late(limits) from error
+        finally:
+            process.kill()
+    if process.returncode in {-signal.SIGALRM, -signal.SIGXCPU}:
+        raise _build_late(limits)
+    if process.returncode:
+        raise StoreError(f"the process for SQL ended with status {process.returncode}")
+    return msgspec.msgpack.decode(answer, type=_Reply)
+
+
+def _build_late(limits: SqlLimits) -> BadDataError:
+    return BadDataError(
+        f"the statement took longer than {format_duration(limits.timeout_ns)}",
+        hint="narrow it with WHERE timestamp >= …, or aggregate",
+    )
+
+
+def _build_error(path: Path, reply: _Reply) -> BadDataError | StoreError:
+    if reply.failed == "store":
+        return StoreError(f"{path}: {reply.why}")
+    if reply.failed == "empty":
+        return BadDataError(
+            "there is no statement",
+            hint='write one SELECT, such as "SELECT count(*) FROM events"',
+        )
+    if reply.failed == "memory":
+        return BadDataError(
+            "the statement needs too much memory", hint="aggregate in SQL, or add LIMIT"
+        )
+    is_denied = "not authorized" in reply.why or "prohibited" in reply.why
+    return BadDataError(
+        f"SQL: {reply.why}", hint="only one SELECT can be asked here" if is_denied else ""
+    )
 
 
 def _distinct(names: list[str]) -> tuple[str, ...]:
