@@ -15,14 +15,16 @@ from tests.serving.oauth_issuer import ISSUER, Issuer
 from ingero.config import Endpoint
 from ingero.errors import ConfigError
 from ingero.model.events import Source
+from ingero.recording.queries import web
 from ingero.recording.queries.api import ANSWERS
 from ingero.recording.queries.https_server import ListenSettings, check_settings, open_server
-from ingero.recording.queries.web import _PAGE
+from ingero.recording.queries.web import _PAGE, NodeAccess, NodeApp, build_mcp_manager
 from ingero.recording.scenarios.builder import RecordingBuilder
 from ingero.recording.store.writer import RecordingWriter
 from ingero.serving.oauth import OAuthSettings
 
 LOOPBACK = Endpoint("127.0.0.1", 0)
+JSON = {"content-type": "application/json"}
 APIS = (*ANSWERS, "time")
 
 
@@ -177,13 +179,81 @@ def test_sql_is_answered_and_writing_refused(starved):
         write = await client.post(
             "/api/v1/query", json={"sql": "WITH x AS (SELECT 1) DELETE\tFROM events"}
         )
-        wrong = await client.post("/api/v1/query", content=b"{")
+        wrong = await client.post("/api/v1/query", content=b"{", headers=JSON)
         return read, write, wrong
 
     read, write, wrong = visit(starved, talk)
     assert read.json() == {"columns": ["n"], "rows": [[3807]], "truncated": False}
     assert (write.status_code, wrong.status_code) == (400, 400)
     assert "not authorized" in write.json()["error"]
+
+
+def test_an_answer_to_sql_ends_at_a_megabyte(starved):
+    async def talk(client):
+        sql = "SELECT hex(zeroblob(100000)) FROM events"
+        return await client.post("/api/v1/query", json={"sql": sql})
+
+    answer = visit(starved, talk).json()
+    assert (len(answer["rows"]), answer["truncated"]) == (5, True)
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status"),
+    [
+        ("/api/v1/query", {"sql": "SELECT 1"}, 415),
+        ("/mcp", {"jsonrpc": "2.0", "id": 1, "method": "tools/list"}, 400),
+    ],
+)
+def test_a_post_that_a_foreign_page_could_send_is_refused(starved, path, body, status):
+    kinds = ("application/json", "text/plain", "application/x-www-form-urlencoded", None)
+
+    async def talk(client):
+        accept = {"accept": "application/json, text/event-stream"}
+        return [
+            await client.post(
+                path,
+                content=json.dumps(body).encode(),
+                headers=accept | ({"content-type": kind} if kind else {}),
+            )
+            for kind in kinds
+        ]
+
+    assert [answer.status_code for answer in visit(starved, talk)] == [200, *[status] * 3]
+
+
+def post_in_parts(path, target, n_parts, pause_s=0.0):
+    """POST to the application itself; its status, and how many parts of 64 KiB it took."""
+    app = NodeApp(path, NodeAccess("", frozenset({"localhost"})), build_mcp_manager(path))
+    taken, sent = 0, []
+
+    async def receive():
+        nonlocal taken
+        taken += 1
+        await anyio.sleep(pause_s)
+        return {"type": "http.request", "body": b"x" * 65536, "more_body": taken < n_parts}
+
+    async def send(message):
+        sent.append(message)
+
+    scope = {
+        "type": "http", "method": "POST", "path": target, "query_string": b"", "root_path": "",
+        "headers": [(b"host", b"localhost"), (b"content-type", b"application/json")],
+    }  # fmt: skip
+    anyio.run(app, scope, receive, send)
+    return sent[0]["status"], taken, dict(sent[0]["headers"])
+
+
+@pytest.mark.parametrize(("target", "most"), [("/api/v1/query", 5), ("/mcp", 65)])
+def test_a_body_is_not_read_beyond_its_limit(starved, target, most):
+    status, taken, headers = post_in_parts(starved, target, 1000)
+    assert (status, taken, headers[b"connection"]) == (413, most, b"close")
+
+
+@pytest.mark.parametrize("target", ["/api/v1/query", "/mcp"])
+def test_a_body_that_does_not_arrive_is_not_waited_for(starved, target, monkeypatch):
+    monkeypatch.setattr(web, "_BODY_S", 0.1)
+    status, taken, headers = post_in_parts(starved, target, 2, pause_s=60)
+    assert (status, taken, headers[b"connection"]) == (408, 1, b"close")
 
 
 def test_bearer_guards_every_answer_but_not_the_empty_page(starved):

@@ -25,6 +25,7 @@ from ingero.telemetry.clock import Clock, SystemClock
 from ingero.units import NS_PER_S
 
 _CLOCK_SAMPLES: Final = 3
+_JSON_BODY: Final = {"content-type": "application/json"}
 _MAX_ANSWER_BYTES: Final = 32 * 1024 * 1024
 
 
@@ -132,7 +133,9 @@ async def _ask_one(client: httpx.AsyncClient, base: str, node: str, asked: _Aske
         if asked.body is None:
             answer = await client.get(base + asked.path)
         else:
-            answer = await client.post(base + asked.path, content=msgspec.json.encode(asked.body))
+            answer = await client.post(
+                base + asked.path, content=msgspec.json.encode(asked.body), headers=_JSON_BODY
+            )
         content = _decode(answer, asked.decode)
     except httpx.HTTPError as error:
         return NodeAnswer(node, str(error) or type(error).__name__)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hmac
 from collections.abc import Awaitable, Callable, MutableMapping
 from dataclasses import dataclass, replace
+from functools import partial
 from hashlib import sha256
 from importlib.resources import files
 from pathlib import Path
@@ -18,7 +19,7 @@ import anyio
 import msgspec
 from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route, Router
 
@@ -41,6 +42,7 @@ from ingero.telemetry.clock import Clock, SystemClock
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+Asgi = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 _PAGE: Final = {
     "/": ("index.html", "text/html; charset=utf-8"),
@@ -57,7 +59,11 @@ _HEADERS: Final = {
     "Referrer-Policy": "no-referrer",
     "Cache-Control": "no-store",
 }
+_JSON: Final = "application/json"
 _MAX_BODY: Final = 256 * 1024
+_MAX_MCP_BODY: Final = 4 * 1024 * 1024
+_BODY_S: Final = 30.0  # for a whole body: the server bounds only the time of a head
+_CLOSE: Final = {"Connection": "close"}  # what is left of a body is not read
 _MAX_STATEMENTS: Final = 2  # at once: each may take the memory of a process
 
 
@@ -90,9 +96,7 @@ class NodeAccess:
         if _host_name(headers.get("host", "")) not in self.hosts:
             return _fault(421, "this server does not answer for that host")
         if self.tokens is not None and scope["path"] == self.tokens.path:
-            return Response(
-                self.tokens.metadata, headers=dict(_HEADERS), media_type="application/json"
-            )
+            return Response(self.tokens.metadata, headers=dict(_HEADERS), media_type=_JSON)
         given = headers.get("authorization", "")
         if scope["path"] in _PAGE or self._is_admitted(given):
             return None
@@ -148,16 +152,20 @@ class NodeApp:
         if answer is not None:
             await answer(scope, receive, send)
         elif scope["path"] == "/mcp" and self._mcp is not None:
-            await self._mcp.handle_request(scope, receive, send)
+            await self._guarded(partial(_forward, self._mcp), scope, receive, send)
         else:
-            await self._route(scope, receive, send)
+            await self._guarded(self._router, scope, receive, send)
 
-    async def _route(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _guarded(self, answer: Asgi, scope: Scope, receive: Receive, send: Send) -> None:
         scope["app"] = self  # makes the router raise instead of answering in plain text
         try:
-            await self._router(scope, receive, send)
+            await answer(scope, receive, send)
+        except ClientDisconnect:
+            return
         except HTTPException as error:
-            await _fault(error.status_code, str(error.detail))(scope, receive, send)
+            fault = _fault(error.status_code, str(error.detail))
+            fault.headers.update(error.headers or {})
+            await fault(scope, receive, send)
         except BadDataError as error:
             await _fault(400, error.message)(scope, receive, send)
         except StoreError as error:
@@ -179,7 +187,7 @@ class NodeApp:
             if request.headers.get("if-none-match") == tag:
                 return Response(status_code=304, headers=headers)
             body = await anyio.to_thread.run_sync(build, asked, limiter=self._one_at_a_time)
-            return Response(body, headers=headers, media_type="application/json")
+            return Response(body, headers=headers, media_type=_JSON)
 
         return answer
 
@@ -203,9 +211,10 @@ class NodeApp:
         return _json(self._links_json)
 
     async def _query(self, request: Request) -> Response:
-        body = await request.body()
-        if len(body) > _MAX_BODY:
-            raise HTTPException(413, "the body is too large")
+        # A foreign page can send any other type to a loopback listener, without asking the browser's leave.
+        if request.headers.get("content-type", "").partition(";")[0].strip().lower() != _JSON:
+            raise HTTPException(415, f"send {_JSON}", _CLOSE)
+        body = await _read_body(request, _MAX_BODY)
         try:
             asked = msgspec.json.decode(body, type=SqlBody)
         except (msgspec.ValidationError, msgspec.DecodeError) as error:
@@ -233,6 +242,41 @@ def build_mcp_manager(
     return StreamableHTTPSessionManager(server, json_response=True, stateless=True)
 
 
+async def _read_body(request: Request, max_bytes: int) -> bytes:
+    """A whole body.
+
+    Raises:
+        HTTPException: It is larger, or does not arrive in time.
+        ClientDisconnect: It does not arrive.
+    """
+    body = bytearray()
+    try:
+        with anyio.fail_after(_BODY_S):
+            async for part in request.stream():
+                body += part
+                if len(body) > max_bytes:
+                    raise HTTPException(413, "the body is too large", _CLOSE)
+    except TimeoutError:
+        raise HTTPException(408, "the body did not arrive in time", _CLOSE) from None
+    return bytes(body)
+
+
+async def _forward(
+    mcp: StreamableHTTPSessionManager, scope: Scope, receive: Receive, send: Send
+) -> None:
+    """To the SDK, which would wait for a body for ever: it gets the whole one."""
+    if scope["method"] != "POST":
+        await mcp.handle_request(scope, receive, send)
+        return
+    body = await _read_body(Request(scope, receive), _MAX_MCP_BODY)
+    messages = iter([{"type": "http.request", "body": body, "more_body": False}])
+
+    async def replay() -> MutableMapping[str, Any]:
+        return next(messages, None) or await receive()
+
+    await mcp.handle_request(scope, replay, send)
+
+
 def _host_name(host: str) -> str:
     """``Host`` without its port, lower-case."""
     if host.startswith("["):
@@ -242,7 +286,7 @@ def _host_name(host: str) -> str:
 
 def _json(content: Any, status: int = 200) -> Response:  # noqa: ANN401 - whatever msgspec encodes
     body = msgspec.json.encode(content)
-    return Response(body, status, headers=dict(_HEADERS), media_type="application/json")
+    return Response(body, status, headers=dict(_HEADERS), media_type=_JSON)
 
 
 def _fault(status: int, message: str) -> Response:
