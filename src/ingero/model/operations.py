@@ -30,7 +30,7 @@ class OpKind(IntEnum):
     LAUNCH = 1
     COPY = 2
     SYNC = 3
-    ALLOC = 4
+    ALLOC = 4  # of device memory, managed memory among it
     FREE = 5
     MODULE = 6
     GRAPH_LAUNCH = 7
@@ -39,7 +39,9 @@ class OpKind(IntEnum):
     FILL = 10  # memory that is written or moved without a host side: no copy to the rules
     MAP = 11  # address ranges, which hold no memory of their own
     UNMAP = 12
-    OTHER_CALL = 13
+    HOST_ALLOC = 13  # of pinned host memory: the host's, whatever the device holds
+    HOST_FREE = 14
+    OTHER_CALL = 15
     OFF_CPU = 20
     FAULT = 21
     RECLAIM = 22
@@ -90,14 +92,14 @@ _BY_OPERATION: Final[dict[OpKind, tuple[IntEnum, ...]]] = {
         DriverOp.CTX_SYNC, DriverOp.STREAM_SYNC, DriverOp.EVENT_SYNC,
     ),
     OpKind.ALLOC: (
-        CudaOp.MALLOC, CudaOp.MALLOC_MANAGED, CudaOp.MALLOC_ASYNC, CudaOp.HOST_ALLOC,
+        CudaOp.MALLOC, CudaOp.MALLOC_MANAGED, CudaOp.MALLOC_ASYNC,
         DriverOp.MEM_ALLOC, DriverOp.MEM_ALLOC_MANAGED, DriverOp.MEM_ALLOC_ASYNC, DriverOp.MEM_CREATE,
-        DriverOp.HOST_ALLOC,
     ),
     OpKind.FREE: (
-        CudaOp.FREE, CudaOp.FREE_ASYNC, CudaOp.FREE_HOST,
-        DriverOp.MEM_FREE, DriverOp.MEM_FREE_ASYNC, DriverOp.MEM_RELEASE, DriverOp.FREE_HOST,
+        CudaOp.FREE, CudaOp.FREE_ASYNC, DriverOp.MEM_FREE, DriverOp.MEM_FREE_ASYNC, DriverOp.MEM_RELEASE,
     ),
+    OpKind.HOST_ALLOC: (CudaOp.HOST_ALLOC, DriverOp.HOST_ALLOC),
+    OpKind.HOST_FREE: (CudaOp.FREE_HOST, DriverOp.FREE_HOST),
     OpKind.MAP: (DriverOp.MEM_MAP,),
     OpKind.UNMAP: (DriverOp.MEM_UNMAP,),
     OpKind.MODULE: (CudaOp.MODULE_LOAD, DriverOp.MODULE_LOAD),

@@ -14,7 +14,7 @@ from ingero.model.latency import build_bucket_edges_ns
 from ingero.recording.causal.engine import explain
 from ingero.recording.causal.exact import Basis, compute_statistics
 from ingero.recording.scenarios.builder import START_NS, RecordingBuilder
-from ingero.recording.scenarios.loop import LAUNCH, MALLOC, SYNC, Loop, LoopStep
+from ingero.recording.scenarios.loop import LAUNCH, SYNC, Loop, LoopStep
 
 MS = 1_000_000
 MINUTE = 60_000 * MS
@@ -125,7 +125,7 @@ def test_a_call_in_flight_is_told_with_its_place_in_the_program():
     assert incident.places == ("forward() at train.py:142",)
 
 
-def growing(n_minutes, freed_share, pool_minutes=0):
+def growing(n_minutes, freed_share, pool_minutes=0, calls=(CudaOp.MALLOC, CudaOp.FREE)):
     """A service that allocates all the time, whose allocations are counted and mostly have no row."""
     built = RecordingBuilder()
     for i in range(n_minutes * 200):
@@ -134,12 +134,12 @@ def growing(n_minutes, freed_share, pool_minutes=0):
             built.call(SYNC, at, MS, 7)
             continue
         pointer = 0x7E00_0000_0000 + (i << 24)
-        built.call(MALLOC, at, 1000, 7, arg0=1 << 20, arg1=pointer)
+        built.call((Source.CUDA, calls[0]), at, 1000, 7, arg0=1 << 20, arg1=pointer)
         if (i % 10) < 10 * freed_share:
-            built.call((Source.CUDA, CudaOp.FREE), at + 5000, 1000, 7, arg0=pointer, arg1=1 << 20)
+            built.call((Source.CUDA, calls[1]), at + 5000, 1000, 7, arg0=pointer, arg1=1 << 20)
     exact = degrade(built.build(), lambda events: sample(events, 50))
     aggregates = exact.aggregates.copy()
-    is_memory = np.isin(aggregates["op"], (MALLOC[1], CudaOp.FREE))
+    is_memory = np.isin(aggregates["op"], calls)
     aggregates["sum_arg0"] = np.where(is_memory, aggregates["count"] << 20, 0)
     return replace(exact, aggregates=aggregates)
 
@@ -148,6 +148,14 @@ def test_growth_is_told_from_counted_bytes_without_rows():
     told = explain(growing(8, 0.7))
     (leak,) = [i for i in told.incidents if i.rule == "memory_leak"]
     assert leak.severity == "HIGH"
+    assert "took 480 MiB more than it gave back in 8 minutes" in leak.title
+
+
+def test_counted_bytes_of_pinned_host_memory_are_not_the_devices():
+    told = explain(growing(8, 0.7, calls=(CudaOp.HOST_ALLOC, CudaOp.FREE_HOST)))
+    (leak,) = [i for i in told.incidents if i.rule.endswith("memory_leak")]
+    assert leak.rule == "pinned_memory_leak"
+    assert "Pinned host memory grows: " in leak.title
     assert "took 480 MiB more than it gave back in 8 minutes" in leak.title
 
 

@@ -8,7 +8,7 @@ from tests.recording.scenarios import serving as serving_faults
 from tests.recording.scenarios.faults import FAULTS, device_full
 from tests.recording.scenarios.healthy import HEALTHY
 
-from ingero.model.events import NcclOp, OffCpuReason, Source
+from ingero.model.events import CudaOp, NcclOp, OffCpuReason, Source
 from ingero.model.gpu_view import UNKNOWN, GpuView
 from ingero.model.recording import AGGREGATE
 from ingero.recording.causal.engine import explain
@@ -217,6 +217,16 @@ def test_full_device_is_told_from_a_fragmented_one():
     assert "1.25 GiB in 20 pieces of at most 64 MiB" in " ".join(fragmented.causes[0].evidence)
     assert full.title == "Device out of memory: train was refused 1 GiB"
     assert "8 GiB held" in " ".join(full.causes[0].evidence)
+
+
+def test_pinned_memory_that_the_host_refuses_is_no_full_device():
+    built = RecordingBuilder()
+    loop = Loop(built)
+    loop.call(MALLOC, MS // 10, arg0=1 << 20, arg1=0x7E00_0000_0000)
+    for _ in range(3):
+        loop.step(LoopStep(n_launches=4, copy_ns=0, sync_ns=4 * MS))
+        loop.call((Source.CUDA, CudaOp.HOST_ALLOC), MS // 10, arg0=64 << 30, ret_code=2)
+    assert rules_of(built) == []
 
 
 def test_waking_up_is_not_waiting_for_a_cpu():

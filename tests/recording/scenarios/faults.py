@@ -188,6 +188,9 @@ def launch_bound() -> RecordingBuilder:
     return built
 
 
+PIN: Final = (Source.CUDA, CudaOp.HOST_ALLOC)
+
+
 @on_a_loop
 def memory_leak(loop: Loop) -> None:
     """A tensor of every step is kept for ever; a scratch buffer is freed."""
@@ -197,6 +200,14 @@ def memory_leak(loop: Loop) -> None:
         if not i % 10:
             loop.call(MALLOC, 100 * NS_PER_US, arg0=8 << 20, arg1=0x7D00_0000_0000)
             loop.call(FREE, 50 * NS_PER_US, arg0=0x7D00_0000_0000)
+
+
+@on_a_loop
+def pinned_memory_leak(loop: Loop) -> None:
+    """A pinned batch of every step is kept for ever."""
+    for i in range(120):
+        loop.call(PIN, 100 * NS_PER_US, arg0=8 << 20, arg1=0x7F00_0000_0000 + (i << 24))
+        loop.step(_SHORT)
 
 
 @on_a_loop
@@ -318,6 +329,7 @@ FAULTS: Final[dict[str, Callable[[], RecordingBuilder]]] = {
     "launch_bound": launch_bound,
     "device_memory": device_memory,
     "memory_leak": memory_leak,
+    "pinned_memory_leak": pinned_memory_leak,
     "allocation_churn": allocation_churn,
     "oom_kill": oom_kill,
     "pod_restart": partial(_fact, Source.HOST, HostOp.POD_RESTART),

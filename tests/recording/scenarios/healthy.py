@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from tests.recording.scenarios.faults import PID
+from tests.recording.scenarios.faults import PID, PIN
 from tests.recording.scenarios.ranks import (
     balanced_ranks,
     collective_hang,
@@ -117,6 +117,18 @@ def warm_up_allocations(loop: Loop) -> None:
 
 
 @on_a_loop
+def pinned_buffers(loop: Loop) -> None:
+    """A loader pins its buffers in the first steps, keeps them, and pins and frees small ones now and then."""
+    for i in range(200):
+        if i < 30:
+            loop.call(PIN, 200 * NS_PER_US, arg0=64 << 20, arg1=0x7F00_0000_0000 + (i << 28))
+        if not i % 10:
+            loop.call(PIN, 100 * NS_PER_US, arg0=1 << 20, arg1=0x7D00_0000_0000)
+            loop.call((Source.CUDA, CudaOp.FREE_HOST), 50 * NS_PER_US, arg0=0x7D00_0000_0000)
+        loop.step()
+
+
+@on_a_loop
 def brief_preemption(loop: Loop) -> None:
     """Kernel threads take the CPU for microseconds, as on any machine."""
     loop.recording.name(66, "kworker/3:1H")
@@ -221,6 +233,7 @@ HEALTHY: Final[dict[str, Callable[[], RecordingBuilder]]] = {
     "busy agent": busy_agent,
     "read-ahead": read_ahead,
     "warm-up allocations": warm_up_allocations,
+    "pinned buffers": pinned_buffers,
     "brief preemption": brief_preemption,
     "replayed graph": replayed_graph,
     "balanced ranks": balanced_ranks,

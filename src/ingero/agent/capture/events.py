@@ -140,8 +140,10 @@ _FILLERS: Final = {
     OpKind.COPY: _fill_copies,
     OpKind.FILL: _fill_copies,
     OpKind.ALLOC: _fill_allocations,
+    OpKind.HOST_ALLOC: _fill_allocations,
     OpKind.MAP: _fill_allocations,
     OpKind.FREE: _fill_frees,
+    OpKind.HOST_FREE: _fill_frees,
     OpKind.UNMAP: _fill_frees,
     OpKind.GRAPH: _fill_graphs,
 }

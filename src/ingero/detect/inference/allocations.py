@@ -12,7 +12,7 @@ from typing import Final
 import numpy as np
 
 from ingero.model.arrays import IntArray, Records
-from ingero.model.events import CudaOp, DriverOp, EventFlag, Events
+from ingero.model.events import DriverOp, EventFlag, Events
 from ingero.model.operations import OpKind, code_of, find_kinds
 from ingero.units import NS_PER_MS
 
@@ -24,12 +24,6 @@ HELD: Final = np.dtype([
     ("is_created", "?"),  # memory without an address, whose handles are another kind of number
     ("is_free", "?"),
 ])
-_HOST: Final = list(
-    map(
-        code_of,
-        (CudaOp.HOST_ALLOC, CudaOp.FREE_HOST, DriverOp.HOST_ALLOC, DriverOp.FREE_HOST),
-    )
-)
 _CREATED: Final = list(map(code_of, (DriverOp.MEM_CREATE, DriverOp.MEM_RELEASE)))
 
 
@@ -101,7 +95,7 @@ def _build(events: Events) -> Records:
     """Rows of HELD from calls that succeeded; a managed or pooled allocation is one like any other."""
     kinds = find_kinds(events["source"], events["op"])
     codes = events["source"].astype(np.int64) << 8 | events["op"]
-    is_it = np.isin(kinds, (OpKind.ALLOC, OpKind.FREE)) & ~np.isin(codes, _HOST)
+    is_it = np.isin(kinds, (OpKind.ALLOC, OpKind.FREE))
     is_it &= (events["ret_code"] == 0) & (
         (events["flags"] & (EventFlag.NESTED | EventFlag.IN_FLIGHT)) == 0
     )

@@ -14,7 +14,7 @@ from ingero.units import NS_PER_US
 _MIN_CALLS: Final = 10
 _RATIO: Final = 3.0
 _MIN_EXTRA_NS: Final = 50 * NS_PER_US
-_SIZED: Final = (OpKind.COPY, OpKind.ALLOC)
+_SIZED: Final = (OpKind.COPY, OpKind.ALLOC, OpKind.HOST_ALLOC)
 
 
 def _classes(evidence: Evidence, calls: EventRows) -> list[IntArray]:

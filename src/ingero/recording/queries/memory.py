@@ -8,18 +8,13 @@ import msgspec
 import numpy as np
 
 from ingero.model.arrays import BoolArray, IntArray
-from ingero.model.events import CudaOp, DriverOp, Source
 from ingero.model.operations import OpKind, find_codes
 from ingero.model.untrusted import clean
 from ingero.recording.causal.evidence import EventRows, Evidence, Process
 from ingero.recording.causal.rules.leaks import pair_memory
 
 _MAX_POINTS: Final = 300
-_HOST_MEMORY: Final = (
-    Source.CUDA << 8 | CudaOp.HOST_ALLOC, Source.CUDA << 8 | CudaOp.FREE_HOST,
-    Source.DRIVER << 8 | DriverOp.HOST_ALLOC, Source.DRIVER << 8 | DriverOp.FREE_HOST,
-)  # fmt: skip
-_CODES: Final = find_codes((OpKind.ALLOC, OpKind.FREE)) - frozenset(_HOST_MEMORY)
+_CODES: Final = find_codes((OpKind.ALLOC, OpKind.FREE))
 
 
 class HeldSize(msgspec.Struct, frozen=True):
@@ -71,7 +66,6 @@ def balance_memory(evidence: Evidence) -> MemoryAnswer:
     found = []
     for process in evidence.gpu_processes:
         memory = process.calls.of(OpKind.ALLOC, OpKind.FREE)
-        memory = memory.where(~np.isin(memory.codes, _HOST_MEMORY))
         if len(memory) or evidence.counts.gap(process.node, process.pid, _CODES).seen:
             found.append(_balance(evidence, process, memory))
     return MemoryAnswer(sorted(found, key=lambda one: (-one.held_bytes, one.node, one.pid)))

@@ -32,7 +32,8 @@ CATEGORIES: Final = (
 """What a moment of a thread can be; the page has a colour for each, in this order."""
 
 _OF_KIND: Final = {
-    OpKind.LAUNCH: 0, OpKind.COPY: 1, OpKind.SYNC: 2, OpKind.ALLOC: 3, OpKind.FREE: 3, OpKind.COLLECTIVE: 4,
+    OpKind.LAUNCH: 0, OpKind.COPY: 1, OpKind.SYNC: 2, OpKind.ALLOC: 3, OpKind.FREE: 3,
+    OpKind.HOST_ALLOC: 3, OpKind.HOST_FREE: 3, OpKind.COLLECTIVE: 4,
     OpKind.GRAPH: 5, OpKind.GRAPH_LAUNCH: 5, OpKind.MODULE: 6, OpKind.FILL: 6, OpKind.MAP: 6,
     OpKind.UNMAP: 6, OpKind.OTHER_CALL: 6, OpKind.QUOTA: 11,
     OpKind.READ: 13, OpKind.WRITE: 13, OpKind.NETWORK: 14, OpKind.FAULT: 15, OpKind.RECLAIM: 15,

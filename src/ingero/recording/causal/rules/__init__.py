@@ -40,6 +40,7 @@ RULES: Final[tuple[Rule, ...]] = (
     memory.device_memory,
     memory.allocation_churn,
     leaks.memory_leak,
+    leaks.pinned_memory_leak,
     managed.managed_memory,
     graphs.graph_contended,
     graphs.graph_failed,

@@ -23,6 +23,8 @@ _MIN_EXPLAINED: Final = 0.60
 _MIN_LATER: Final = 5
 _MAX_PREFIX_SHARE: Final = 0.2
 _MAX_MISSING: Final = 0.20
+_BEGINNING: Final = (OpKind.ALLOC, OpKind.HOST_ALLOC, OpKind.COPY, OpKind.GRAPH_LAUNCH)
+"""Kinds of which only the first calls of a process may be slow once."""
 _FIX: Final = (
     "warm up before measuring or serving: run each shape once",
     "load modules at start instead of at first use: CUDA_MODULE_LOADING=EAGER",
@@ -67,7 +69,7 @@ def _find_parts(evidence: Evidence, process: Process) -> list[tuple[EventRows, f
     for calls in split_by(process.calls, [process.calls.codes]):
         if calls.kinds[0] == OpKind.LAUNCH:
             found = _first_launches(evidence, calls, is_thinned=_is_thinned(evidence, process))
-        elif calls.kinds[0] in {OpKind.ALLOC, OpKind.COPY, OpKind.GRAPH_LAUNCH}:
+        elif calls.kinds[0] in _BEGINNING:
             found = _slow_beginning(calls)
         elif calls.kinds[0] == OpKind.MODULE:
             found = (calls, 0.0)
@@ -135,7 +137,7 @@ def _facts(rows: EventRows, typical: float) -> tuple[str, ...]:
     "lazy_load",
     "First use of a kernel, or of the device, pays for loading once",
     Needs(
-        (OpKind.LAUNCH, OpKind.ALLOC, OpKind.COPY, OpKind.MODULE, OpKind.GRAPH_LAUNCH),
+        (OpKind.LAUNCH, OpKind.MODULE, *_BEGINNING),
         max_missing=1.0,
     ),
 )

@@ -1,4 +1,4 @@
-"""Device memory that grows to the end and is not given back.
+"""Memory of the device, or pinned memory of the host, that grows to the end and is not given back.
 
 Where every allocation and every free has a row, by pointer: what is held, and when it was taken. Where rows are
 missing, by the bytes that the recorder counted in each minute, which need no rows.
@@ -27,16 +27,46 @@ _QUARTERS: Final = 4
 _MIN_QUARTER_SHARE: Final = 0.10
 _MIN_MINUTES: Final = 5
 _MINUTE_NS: Final = 60 * NS_PER_S
-_MEMORY: Final = (OpKind.ALLOC, OpKind.FREE)
-_FIX: Final = (
-    "keep no tensors across steps: lists of losses, hooks, caches, graphs kept by retain_graph",
-    "compare torch.cuda.memory_allocated() between steps; take a memory snapshot",
+_ALLOCATIONS: Final = (OpKind.ALLOC, OpKind.HOST_ALLOC)
+
+
+@dataclass(frozen=True, slots=True)
+class _Memory:
+    """One kind of memory: what takes it, what gives it back, its name, and what to do where it leaks."""
+
+    alloc: OpKind
+    free: OpKind
+    name: str
+    fix: tuple[str, ...]
+
+    @property
+    def kinds(self) -> tuple[OpKind, OpKind]:
+        return self.alloc, self.free
+
+
+_DEVICE: Final = _Memory(
+    OpKind.ALLOC,
+    OpKind.FREE,
+    "Device memory",
+    (
+        "keep no tensors across steps: lists of losses, hooks, caches, graphs kept by retain_graph",
+        "compare torch.cuda.memory_allocated() between steps; take a memory snapshot",
+    ),
+)
+_PINNED: Final = _Memory(
+    OpKind.HOST_ALLOC,
+    OpKind.HOST_FREE,
+    "Pinned host memory",
+    (
+        "keep no pinned batches across steps: queues of pin_memory, copies that are never waited for",
+        "reuse pinned buffers of one size; pinned memory cannot be swapped out, so the host runs full",
+    ),
 )
 
 
 def pair_memory(evidence: Evidence, rows: EventRows) -> IntArray:
     """Position of the free of each allocation, and of the allocation of each free, by pointer; -1 for none."""
-    is_alloc = rows.kinds == OpKind.ALLOC
+    is_alloc = np.isin(rows.kinds, _ALLOCATIONS)
     pointers = np.where(is_alloc, evidence.column("arg1", rows), evidence.column("arg0", rows))
     order = np.lexsort((rows.starts, pointers))
     partner = np.full(len(rows), -1, np.int64)
@@ -50,7 +80,7 @@ def pair_memory(evidence: Evidence, rows: EventRows) -> IntArray:
 
 def _match(evidence: Evidence, memory: EventRows) -> _Balance:
     """Allocations with the next free of their pointers."""
-    chosen = (memory.kinds == OpKind.ALLOC) & (evidence.column("arg1", memory) != 0)
+    chosen = np.isin(memory.kinds, _ALLOCATIONS) & (evidence.column("arg1", memory) != 0)
     return _Balance(
         memory.starts[chosen], evidence.column("arg0", memory)[chosen],
         pair_memory(evidence, memory)[chosen] >= 0, memory.idx[chosen],
@@ -70,13 +100,26 @@ class _Balance:
 @process_rule(
     "memory_leak",
     "Device memory grows through the whole run and is not freed",
-    Needs(_MEMORY, max_missing=1.0, is_absence=True),
+    Needs(_DEVICE.kinds, max_missing=1.0, is_absence=True),
 )
 def memory_leak(evidence: Evidence, process: Process) -> Finding | Unjudged | None:
     """Memory that keeps growing, from an exact balance; no balance, no claim."""
-    memory = process.calls.of(*_MEMORY)
-    codes = find_codes(_MEMORY)
-    gap = evidence.gap(process, codes)
+    return _judge(evidence, process, _DEVICE)
+
+
+@process_rule(
+    "pinned_memory_leak",
+    "Pinned host memory grows through the whole run and is not freed",
+    Needs(_PINNED.kinds, max_missing=1.0, is_absence=True),
+)
+def pinned_memory_leak(evidence: Evidence, process: Process) -> Finding | Unjudged | None:
+    """The same of pinned host memory, which says nothing of the device."""
+    return _judge(evidence, process, _PINNED)
+
+
+def _judge(evidence: Evidence, process: Process, memory: _Memory) -> Finding | Unjudged | None:
+    rows = process.calls.of(*memory.kinds)
+    gap = evidence.gap(process, find_codes(memory.kinds))
     if not gap.seen or not gap.is_known:
         return None
     if evidence.recording.asked_ns[1]:
@@ -84,12 +127,14 @@ def memory_leak(evidence: Evidence, process: Process) -> Finding | Unjudged | No
             process, "what was freed after the end of the asked window is not looked at"
         )
     if gap.unstored:
-        return _judge_bytes(evidence, process)
-    return _judge_pointers(evidence, process, memory) if len(memory) >= _MIN_UNFREED else None
+        return _judge_bytes(evidence, process, memory)
+    return _judge_pointers(evidence, process, memory, rows) if len(rows) >= _MIN_UNFREED else None
 
 
-def _judge_pointers(evidence: Evidence, process: Process, memory: EventRows) -> Finding | None:
-    balance = _match(evidence, memory)
+def _judge_pointers(
+    evidence: Evidence, process: Process, memory: _Memory, rows: EventRows
+) -> Finding | None:
+    balance = _match(evidence, rows)
     first, last = process.active_ns
     edges = np.linspace(first, last, _QUARTERS + 1)[1:-1]
     quarter = np.searchsorted(edges, balance.starts_ns, side="right")
@@ -105,7 +150,7 @@ def _judge_pointers(evidence: Evidence, process: Process, memory: EventRows) -> 
     per_s = leaked / max((last - first) / NS_PER_S, 1e-9)
     return Finding(
         title=(
-            f"Device memory leak: {process.name} keeps {format_size(leaked)} in {int((~balance.is_freed).sum())} "
+            f"{memory.name} leak: {process.name} keeps {format_size(leaked)} in {int((~balance.is_freed).sum())} "
             f"allocations that it never frees, {format_size(per_s)}/s"
         ),
         span_ns=(first, last),
@@ -119,21 +164,21 @@ def _judge_pointers(evidence: Evidence, process: Process, memory: EventRows) -> 
         process=process,
         n_cases=int((~balance.is_freed).sum()),
         ruled_out=(RuledOut("warm-up", 0.0, "the last quarter still grows"),),
-        fix=_FIX,
+        fix=memory.fix,
         severity=Severity.HIGH,
-        stacks=evidence.stacks_of(
-            memory.where(np.isin(memory.idx, balance.idx[~balance.is_freed]))
-        ),
+        stacks=evidence.stacks_of(rows.where(np.isin(rows.idx, balance.idx[~balance.is_freed]))),
     )
 
 
-def _judge_bytes(evidence: Evidence, process: Process) -> Finding | Unjudged | None:
+def _judge_bytes(
+    evidence: Evidence, process: Process, memory: _Memory
+) -> Finding | Unjudged | None:
     """Growth minute by minute, from counted bytes; the runtime's calls where there are any, else the driver's."""
     table = evidence.recording.aggregates
     table = table[(table["node"] == process.node) & (table["pid"] == process.pid)]
-    missing = describe_gap(evidence, process, find_codes(_MEMORY))
+    missing = describe_gap(evidence, process, find_codes(memory.kinds))
     codes = table["source"].astype(np.int64) << 8 | table["op"]
-    is_alloc, is_free = (np.isin(codes, list(find_codes((kind,)))) for kind in _MEMORY)
+    is_alloc, is_free = (np.isin(codes, list(find_codes((kind,)))) for kind in memory.kinds)
     source = Source.CUDA if (is_alloc & (table["source"] == Source.CUDA)).any() else Source.DRIVER
     is_alloc, is_free = (mask & (table["source"] == source) for mask in (is_alloc, is_free))
     is_sized = not table["count"][is_free].sum() or table["sum_arg0"][is_free].sum()
@@ -151,15 +196,18 @@ def _judge_bytes(evidence: Evidence, process: Process) -> Finding | Unjudged | N
     taken = int(table["sum_arg0"][is_alloc].sum())
     if total < max(_MIN_GROWTH_BYTES, _MIN_UNFREED_SHARE * taken) or not is_steady:
         return None
-    return _describe_bytes(process, quarters, taken, n_minutes)
+    return _describe_bytes(process, memory, quarters, (taken, n_minutes))
 
 
-def _describe_bytes(process: Process, quarters: list[int], taken: int, n_minutes: int) -> Finding:
+def _describe_bytes(
+    process: Process, memory: _Memory, quarters: list[int], totals: tuple[int, int]
+) -> Finding:
+    taken, n_minutes = totals
     total = sum(quarters)
     per_s = total / (n_minutes * 60)
     return Finding(
         title=(
-            f"Device memory grows: {process.name} took {format_size(total)} more than it gave back in "
+            f"{memory.name} grows: {process.name} took {format_size(total)} more than it gave back in "
             f"{n_minutes} minutes, "
             f"{format_size(per_s)}/s to the end"
         ),
@@ -173,6 +221,6 @@ def _describe_bytes(process: Process, quarters: list[int], taken: int, n_minutes
         ),
         process=process,
         ruled_out=(RuledOut("warm-up", 0.0, "the last quarter still grows"),),
-        fix=_FIX,
+        fix=memory.fix,
         severity=Severity.HIGH,
     )

@@ -18,6 +18,7 @@ from ingero.recording.causal.slow import iter_classes
 from ingero.units import NS_PER_MS, NS_PER_US, format_duration
 
 _LAUNCHES: Final = (OpKind.LAUNCH, OpKind.GRAPH_LAUNCH)
+_ALLOCATIONS: Final = (OpKind.ALLOC, OpKind.HOST_ALLOC)
 _BACKLOG_SHARE: Final = 0.20
 _RATIO: Final = 5.0
 _MIN_EXTRA_NS: Final = 100 * NS_PER_US
@@ -53,7 +54,7 @@ class _Rhythm:
 @rule(
     "periodic_spike",
     "One call is slow again and again at a fixed distance",
-    Needs((*_LAUNCHES, OpKind.ALLOC, OpKind.COPY), is_time=True),
+    Needs((*_LAUNCHES, *_ALLOCATIONS, OpKind.COPY), is_time=True),
 )
 def periodic_spike(evidence: Evidence) -> list[Finding | Unjudged]:
     """Periodic spikes of one operation, one size class and one stream."""
@@ -75,7 +76,7 @@ def _judged_calls(evidence: Evidence, process: Process) -> EventRows:
     calls = process.calls.where(~np.isin(process.calls.idx, once.idx))
     first, last = process.active_ns
     waited_ns = process.calls.of(OpKind.SYNC).intervals.total_ns
-    is_judged = calls.kinds == OpKind.ALLOC
+    is_judged = np.isin(calls.kinds, _ALLOCATIONS)
     is_judged |= (calls.kinds == OpKind.COPY) & (
         evidence.column("arg3", calls) == HostMemory.PINNED
     )
