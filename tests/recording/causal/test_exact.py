@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.support.degrade import degrade, sample
 
-from ingero.model.events import CudaOp, EventFlag, Source
+from ingero.model.events import CudaOp, EventFlag, GpuOp, Source
 from ingero.model.latency import build_bucket_edges_ns
 from ingero.recording.causal.engine import explain
 from ingero.recording.causal.exact import Basis, compute_statistics
@@ -177,6 +177,22 @@ def test_steps_that_turn_slow_are_dated_and_both_times_given():
     assert incident.n_cases == 300
     assert incident.causes[0].name == "the host thread sleeps between its calls"
     assert "22.1 ms instead of 2.14 ms" in incident.title
+
+
+@pytest.mark.parametrize("node", [0, 1])
+def test_steps_that_turn_slow_are_explained_by_their_own_node_alone(node):
+    built = RecordingBuilder()
+    loop = Loop(built)
+    loop.steps(300, LoopStep(n_launches=4, copy_ns=0, sync_ns=2 * MS))
+    start_ns = loop.at_ns
+    loop.steps(300, LoopStep(n_launches=4, copy_ns=0, sync_ns=20 * MS))
+    built.call(
+        (Source.GPU, GpuOp.THROTTLE_POWER), start_ns, loop.at_ns - start_ns, 0, node=node
+    )  # fmt: skip
+    told = explain(replace(built.build(), nodes=("a", "b"))).incidents
+    assert ("gpu_throttling", "ab"[node]) in [(i.rule, i.node) for i in told]
+    changed = [(i.rule, i.node) for i in told if i.rule == "step_time_changed"]
+    assert changed == ([("step_time_changed", "a")] if node else [])
 
 
 def test_noise_alone_changes_no_step_time():

@@ -119,7 +119,7 @@ def _without_repeats(incidents: list[Incident]) -> list[Incident]:
 
 
 def _without_explained(incidents: list[Incident]) -> list[Incident]:
-    """Drop a change of step time that another incident of the same process already gives a reason for."""
+    """Drop a change of step time that another incident of its process or its node already gives a reason for."""
     return [
         one
         for one in incidents
@@ -128,7 +128,7 @@ def _without_explained(incidents: list[Incident]) -> list[Incident]:
 
 
 def _explains(other: Incident, change: Incident) -> bool:
-    is_same = (other.node, other.pid) == (change.node, change.pid) or other.pid == 0
+    is_same = other.node == change.node and other.pid in {change.pid, 0}
     overlap = min(other.end_ns, change.end_ns) - max(other.start_ns, change.start_ns)
     is_during = overlap >= _SAME_SPAN * max(change.end_ns - change.start_ns, 1)
     is_enough = other.lost_ns >= _EXPLAINED * change.lost_ns
