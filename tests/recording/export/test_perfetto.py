@@ -5,14 +5,18 @@ The rules of the format are checked here: Trace Event Format (Chromium project).
 
 import io
 import json
+import time
 from collections import Counter, defaultdict
 
+import numpy as np
 import pytest
 from click.testing import CliRunner
 from tests.recording.scenarios.ranks import late_rank
 
 from ingero.cli.main import cli
-from ingero.recording.export.perfetto import write_perfetto
+from ingero.model.events import EVENT, NcclOp, Source
+from ingero.model.recording import Recording
+from ingero.recording.export.perfetto import _iter_flows, _Numbering, write_perfetto
 from ingero.recording.scenarios.catalog import SCENARIOS
 from ingero.recording.store.reader import load_recording
 
@@ -92,6 +96,21 @@ def test_ranks_of_a_collective_are_joined_in_order_of_arrival():
     assert [e["ph"] for e in first] == ["s", "t", "t", "f"]
     assert len({e["pid"] for e in first}) == 4
     assert len(flows) == 60 * 4
+
+
+def test_arrows_of_many_collectives_take_time_in_proportion():
+    n = 200_000
+    events = np.zeros(n, EVENT)
+    events["source"], events["op"], events["arg1"] = Source.NCCL, NcclOp.ALL_REDUCE, 77
+    events["start_ns"], events["duration_ns"] = np.arange(n) * 1000, 500
+    events["pid"], events["arg2"] = 1 + np.arange(n) % 2, np.arange(n) // 2
+    recording = Recording(events=events)
+    numbers = _Numbering(recording)
+    began_s = time.process_time()
+    flows = list(_iter_flows(recording, numbers, 0))
+    assert time.process_time() - began_s < 5, "it was half a minute when each looked at all rows"
+    assert [e["ph"] for e in flows] == ["s", "f"] * (n // 2)
+    assert [e["id"] for e in flows[:4]] == [1, 1, 2, 2]
 
 
 def test_same_recording_gives_the_same_bytes(recording):

@@ -199,8 +199,11 @@ def _iter_flows(recording: Recording, numbers: _Numbering, start_ns: int) -> Ite
     idx = np.flatnonzero((events["source"] == Source.NCCL) & (events["arg1"] != 0))
     keys = np.stack((events["arg1"][idx], events["arg2"][idx]), axis=1)
     _, group = np.unique(keys, axis=0, return_inverse=True)
-    for number in range(int(group.max()) + 1 if len(group) else 0):
-        members = idx[group.reshape(-1) == number].tolist()
+    group = group.reshape(-1)
+    in_groups = idx[np.argsort(group, kind="stable")]
+    ends = np.cumsum(np.bincount(group))
+    for number, part in enumerate(np.split(in_groups, ends[:-1])):
+        members = part.tolist()
         if len(members) < 2:
             continue
         for i, at in enumerate(members):
