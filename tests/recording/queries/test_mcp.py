@@ -205,8 +205,9 @@ def test_pages_join_to_the_whole_answer(data_dir):
             break
     assert ops == whole["ops"]
     assert len(ops) > 6
-    with pytest.raises(BadDataError, match="cursor"):
-        ask(path, "get_trace_stats", cursor="next")
+    for wrong in ("next", "9" * 19, "9" * 5000):
+        with pytest.raises(BadDataError, match="cursor"):
+            ask(path, "get_trace_stats", cursor=wrong)
 
 
 def test_stats_count_calls_that_have_no_row(data_dir):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, TypeAlias, TypeVar
+from typing import Annotated, Final, TypeAlias, TypeVar
 
 import msgspec
 
@@ -11,6 +11,7 @@ from ingero.errors import BadDataError
 from ingero.recording.queries.explanation_answers import WindowArgs
 
 ItemT = TypeVar("ItemT")
+_MAX_DIGITS: Final = 18
 Tsc: TypeAlias = Annotated[
     bool, msgspec.Meta(description="changes nothing here; taken because older callers send it")
 ]
@@ -35,8 +36,10 @@ def cut_page(items: Sequence[ItemT], limit: int, cursor: str) -> tuple[Sequence[
     Raises:
         BadDataError: The cursor is not one of ours.
     """
-    if cursor and not cursor.isdecimal():
-        raise BadDataError(f"{cursor!r} is no cursor", hint="pass next_cursor of the page before")
+    if cursor and not (cursor.isdecimal() and len(cursor) <= _MAX_DIGITS):
+        raise BadDataError(
+            f"{cursor!r:.40} is no cursor", hint="pass next_cursor of the page before"
+        )
     first = int(cursor or 0)
     last = first + limit
     return items[first:last], str(last) if last < len(items) else ""
