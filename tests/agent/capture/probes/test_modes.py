@@ -1,5 +1,7 @@
 """Which way of probing is chosen, by what a kernel's type information names."""
 
+import resource
+
 import pytest
 
 from ingero.agent.capture.kernel import features
@@ -55,6 +57,19 @@ def test_of_session_links_the_programs_for_the_kernel_s_own_function_are_taken(p
     assert choose_way(ProbeMode.SESSION).probe == "calls_session"
     pretend(KERNELS["7.0"])
     assert choose_way(ProbeMode.SESSION).probe == "calls_session_ctx"
+
+
+def test_every_way_of_probing_takes_the_descriptors_that_the_agent_may_have(pretend):
+    pretend([])  # too old for any: nothing is loaded
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    few = min(soft, hard - 1)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (few, hard))
+    try:
+        with pytest.raises(UnsupportedError):
+            Engine(EngineSettings(host_probes=()))
+        assert resource.getrlimit(resource.RLIMIT_NOFILE) == (hard, hard)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 @pytest.mark.kernel

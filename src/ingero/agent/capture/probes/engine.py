@@ -23,6 +23,7 @@ from ingero.agent.capture.probes.host import PROBES, HostProbe, find_software_ev
 from ingero.agent.capture.probes.links import (
     attach_file,
     close_links,
+    raise_descriptor_limit,
     remove_links,
 )
 from ingero.agent.capture.probes.modes import choose_way, load_calls
@@ -116,6 +117,7 @@ class Engine(Closing):
     """
 
     def __init__(self, settings: EngineSettings | None = None) -> None:
+        raise_descriptor_limit()
         self._settings = settings or EngineSettings()
         self.missing: list[Missing] = []
         self.rings: dict[str, Ring] = {}

@@ -89,7 +89,6 @@ def _attach(
     leaves = [(offset, 0) for offset in target.leaves]
     for name, probes in (("cxx_leave", leaves), ("cxx_entry", entries)):
         if probes and mode is ProbeMode.EVENT:
-            raise_descriptor_limit()
             for probe in probes:
                 yield _attach_event(programs[name], reach, probe, at_return=False)
         elif probes:
@@ -156,7 +155,6 @@ def _attach_pair(programs: Mapping[str, int], reach: str, probes: _Probes) -> It
 
 def _attach_events(programs: Mapping[str, int], reach: str, probes: _Probes) -> Iterator[int]:
     """Two links for each function, the return's first for the same reason."""
-    raise_descriptor_limit()
     for offset, cookie in probes:
         for at_return in (True, False) if FUNCTIONS[cookie].needs_return else (False,):
             program = programs["calls_return" if at_return else "calls_entry"]
@@ -173,7 +171,7 @@ def _attach_event(program: int, reach: str, probe: tuple[int, int], *, at_return
 
 
 def raise_descriptor_limit() -> None:
-    """Take as many descriptors as this process may have."""
+    """Take as many descriptors as this process may have: for perf's events, and for the memory of each process."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
