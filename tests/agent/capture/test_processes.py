@@ -1,15 +1,22 @@
 """Who a process is, asked by two threads while it becomes another program."""
 
 import os
+import subprocess
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from tests.agent.capture.becoming import become_next, running_rank_0
 
 from ingero.agent.capture import processes
+from ingero.agent.capture.delivery import EventDelivery
 from ingero.agent.capture.kernel.abi import ProcessEvent
+from ingero.agent.capture.probes.stacks import RecordedStacks
 from ingero.agent.capture.processes import TracedProcesses
 
 
@@ -118,3 +125,107 @@ def test_a_process_that_ended_while_it_was_asked_is_not_remembered(monkeypatch):
     held.let_go.release()
     thread.join()
     assert not ranks_of(traced)
+
+
+@contextmanager
+def sleeping():
+    with subprocess.Popen(["sleep", "60"]) as process:
+        yield process
+        process.kill()
+
+
+def meet_ended(traced):
+    """Its pid: it was met, and has ended since."""
+    with sleeping() as process:
+        traced.meet(process.pid)
+    return process.pid
+
+
+def test_a_process_that_ended_without_a_record_is_missed_at_the_second_look_and_forgotten():
+    traced = TracedProcesses(None, ())
+    pid = meet_ended(traced)
+    assert traced.find_unrecorded(()) == []
+    assert traced.find_unrecorded(()) == [pid]
+    assert traced.pop_ended() == [pid]
+    assert pid not in traced._identities
+    assert traced.find_unrecorded(()) == []
+
+
+def test_a_process_that_nobody_waits_for_has_ended():
+    traced = TracedProcesses(None, ())
+    with sleeping() as process:
+        process.kill()
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+        traced.find_unrecorded([process.pid])
+        assert traced.find_unrecorded([process.pid]) == [process.pid]
+
+
+def test_a_process_whose_record_comes_late_ended_once():
+    traced = TracedProcesses(None, ())
+    pid = meet_ended(traced)
+    assert traced.find_unrecorded(()) == []
+    traced.on_records(record(pid, ProcessEvent.EXIT))
+    assert traced.find_unrecorded([pid]) == []
+    assert traced.pop_ended() == [pid]
+
+
+def test_a_pid_that_another_process_has_by_now_is_not_taken_for_the_first(monkeypatch):
+    traced, read = TracedProcesses(None, ()), processes.read_identity
+    first = replace(read(os.getpid()), start_ticks=1, job="of the first")
+    monkeypatch.setattr(processes, "read_identity", lambda _pid, **_how: first)
+    traced.meet(os.getpid())
+    monkeypatch.setattr(processes, "read_identity", read)
+    traced.find_unrecorded(())
+    assert traced.find_unrecorded(()) == [os.getpid()]
+    traced.pop_ended()
+    traced.meet_counted(counted(os.getpid()))
+    assert [identity.job for identity in traced.pop_met()] == ["of the first", ""]
+
+
+def test_the_kernel_and_what_runs_are_not_missed():
+    traced = TracedProcesses(None, ())
+    traced.meet(os.getpid())
+    with sleeping() as process:
+        for _ in range(3):
+            assert traced.find_unrecorded([0, process.pid]) == []
+
+
+def count_descriptors():
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+def test_the_memory_of_processes_without_a_probed_call_is_let_go():
+    class Map:
+        def update(self, *_):
+            pass
+
+    traced = TracedProcesses(None, ())
+    maps = dict.fromkeys(("seen_stacks", "pythons", "unwind_rules"), Map())
+    stacks = RecordedStacks(maps, None)
+    before = count_descriptors()
+    for _ in range(5):
+        with sleeping() as process:
+            stacks.examine(process.pid)
+    assert count_descriptors() == before + 5
+    traced.find_unrecorded(stacks.pids)
+    traced.find_unrecorded(stacks.pids)
+    stacks.forget(traced.pop_ended())
+    assert count_descriptors() == before
+
+
+def test_observers_are_told_of_ends_that_no_record_tells():
+    class Keeper:
+        ended = ()
+
+        def on_unrecorded_ends(self, pids):
+            self.ended = pids
+
+    traced, keeper = TracedProcesses(None, ()), Keeper()
+    delivery = EventDelivery(SimpleNamespace(with_stacks=False), traced, [object(), keeper], 0)
+    with sleeping() as process:
+        keys = counted(process.pid)
+        delivery.announce_ends(keys)
+    for _ in range(2):
+        assert not keeper.ended
+        delivery.announce_ends(keys)
+    assert keeper.ended == [process.pid]

@@ -5,6 +5,7 @@ import json
 import numpy as np
 import pytest
 
+from ingero.agent.capture.discover.identity import ProcessIdentity
 from ingero.agent.capture.kernel.abi import get_dtype
 from ingero.agent.health.loop_settings import LoopSettings
 from ingero.agent.health.push_body import NodeIdentity
@@ -90,3 +91,11 @@ def test_what_fleet_did_not_take_when_the_agent_ends_is_said(settings, collector
     runs = [run for export in collector.logs for run in read_collectives(export).runs]
     assert [len(run.ops) for run in runs] == ([3] if is_there else [])
     assert notes == ([] if is_there else ["3 collectives were not delivered to Fleet"])
+
+
+def test_the_plugin_of_a_process_that_ended_without_a_record_is_not_asked_any_more(settings):
+    with open_live(settings, SystemClock()) as observer:
+        observer.on_process(ProcessIdentity(pid=4242))
+        assert 4242 in observer.pusher._device._plugins
+        observer.on_unrecorded_ends([4242])
+        wait_until(lambda: 4242 not in observer.pusher._device._plugins)

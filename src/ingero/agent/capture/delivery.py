@@ -6,8 +6,8 @@ Records become the model's rows, with their stacks, in the tracing thread.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
-from typing import Final, Protocol
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Final, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -43,6 +43,15 @@ class Observer(Protocol):
 
     def on_totals(self, totals: Totals) -> None:
         """New totals."""
+        ...
+
+
+@runtime_checkable
+class EndObserver(Protocol):
+    """An observer that keeps something of each process."""
+
+    def on_unrecorded_ends(self, pids: Collection[int]) -> None:
+        """Processes ended, and no record of the ring ``processes`` says so: nobody knows how, nor exactly when."""
         ...
 
 
@@ -100,6 +109,18 @@ class EventDelivery:
         for identity in self._processes.pop_met():
             for observer in self._observers:
                 observer.on_process(identity)
+
+    def announce_ends(self, keys: Records) -> None:
+        """Have processes that ended without a record be forgotten, and tell the observers that keep any.
+
+        Args:
+            keys: Process, source and operation of all that is counted.
+        """
+        kept = self.stacks.pids | set(np.unique(keys["pid"]).tolist())
+        pids = self._processes.find_unrecorded(kept)
+        for observer in self._observers if pids else ():
+            if isinstance(observer, EndObserver):
+                observer.on_unrecorded_ends(pids)
 
     def read_open_stacks(self, mono_ns: int, *, is_last: bool = False) -> None:
         """Read the stacks of calls that have not returned for long; at the end of all."""

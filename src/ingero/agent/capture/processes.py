@@ -44,6 +44,7 @@ class TracedProcesses:
         # Of the three above; reading /proc may wait and is outside of it.
         self._lock = threading.Lock()
         self._ended: list[int] = []
+        self._missing = frozenset[int]()
         self._finder = AssignmentFinder(kubelet, self._complete) if kubelet is not None else None
         for pid in pids:
             engine.control.watch_pid(pid)
@@ -152,13 +153,7 @@ class TracedProcesses:
         """Take ``struct ig_process`` records."""
         for pid in records["pid"][records["event"] == ProcessEvent.EXEC]:
             self._meet_again(int(pid))
-        is_exit = records["event"] == ProcessEvent.EXIT
-        ended = [int(pid) for pid in records["pid"][is_exit]]
-        with self._lock:
-            for pid in ended:
-                self._asked.pop(pid, None)
-        self._ended.extend(ended)
-        self._may_be_over |= self._are_named and bool(is_exit.any())
+        self._note_ended(records["pid"][records["event"] == ProcessEvent.EXIT].tolist())
 
     def is_deserted(self) -> bool:
         """Whether all processes that were named have ended, and their children."""
@@ -167,6 +162,33 @@ class TracedProcesses:
         self._may_be_over = False
         self.has_lost_all = not self._engine.control.read_watched_pids()
         return self.has_lost_all
+
+    def find_unrecorded(self, kept: Collection[int]) -> list[int]:
+        """Processes that ended without a record: `pop_ended` has them from now on, as if there had been one.
+
+        The kernel's side writes none of a process that made no probed call, and may lose one. A record may still be on
+        its way, and says how the process ended: so it is missed only the second time, and the rings are read between.
+
+        Args:
+            kept: Processes of which anything is kept anywhere else.
+        """
+        with self._lock:
+            started = dict.fromkeys(kept, 0)
+            started |= {pid: known.start_ticks for pid, known in self._identities.items()}
+        for pid in (0, *self._ended):  # 0 is the kernel
+            started.pop(pid, None)
+        missing = {pid for pid, ticks in started.items() if has_ended(pid, ticks)}
+        unrecorded = sorted(missing & self._missing)
+        self._missing = frozenset(missing).difference(unrecorded)
+        self._note_ended(unrecorded)
+        return unrecorded
+
+    def _note_ended(self, pids: Collection[int]) -> None:
+        with self._lock:
+            for pid in pids:
+                self._asked.pop(pid, None)
+        self._ended.extend(pids)
+        self._may_be_over |= self._are_named and bool(pids)
 
     def pop_ended(self) -> list[int]:
         """Processes that ended since the last time; they are strangers from now on."""

@@ -217,6 +217,7 @@ class TraceSession(Closing):
         self._processes.meet_counted(keys)
         self._delivery.announce()
         if not is_last:
+            self._delivery.announce_ends(keys)
             self._delivery.read_open_stacks(mono_ns)
         self._delivery.deliver_ended(keys, counts)
         if is_last:

@@ -50,6 +50,11 @@ class StackKeeper:
         """Whether any call is to carry its stack."""
         return self._stacks is not None
 
+    @property
+    def pids(self) -> frozenset[int]:
+        """Processes of which something is kept."""
+        return self._stacks.pids if self._stacks is not None else frozenset()
+
     def on_mapping(self, mapping: FileMapping) -> None:
         """A process mapped a file. Any thread."""
         if self._stacks is not None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Final
@@ -164,6 +164,11 @@ class LiveObserver:
                 pid, status = int(exited["pid"]), int(exited["exit_code"])
                 at_ns = int(exited["header"]["mono_ns"])
                 self.pusher.note_exit(pid, Ending(at_ns, status & _SIGNAL, status >> _STATUS_BITS))
+
+    def on_unrecorded_ends(self, pids: Collection[int]) -> None:
+        """Processes that ended and made no probed call, or whose record was lost."""
+        for pid in pids:
+            self.pusher.note_exit(pid)
 
     def on_totals(self, totals: Totals) -> None:
         """The counts of a second."""

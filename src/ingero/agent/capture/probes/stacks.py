@@ -154,6 +154,12 @@ class RecordedStacks:
         self._processes: dict[int, ProcessStacks] = {}
         self._lock = threading.Lock()
 
+    @property
+    def pids(self) -> frozenset[int]:
+        """Processes that are kept open."""
+        with self._lock:
+            return frozenset(self._processes)
+
     def examine(self, pid: int) -> None:
         """Look for a CPython in a process and tell the kernel how to walk it; again when it loads another."""
         with self._lock:
