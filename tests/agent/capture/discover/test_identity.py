@@ -146,6 +146,33 @@ def test_a_pod_that_was_told_nothing_has_its_host_name_and_its_account_s_namespa
     assert (identity.pod.name, identity.pod.namespace) == ("train-1", "research")
 
 
+def lay_namespace(tmp_path, *, lay):
+    """The namespace of a pod whose service account's file is made by ``lay``."""
+    pod_process(tmp_path, {}, namespace="research")
+    secrets = tmp_path / "42/root/var/run/secrets/kubernetes.io/serviceaccount"
+    (secrets / "namespace").unlink()
+    lay(secrets / "namespace")
+    return read_identity(42, proc=tmp_path, n_reads=1).pod.namespace
+
+
+def test_a_pod_that_links_its_namespace_to_a_file_of_the_host_has_none(tmp_path):
+    (tmp_path / "secret").write_text("of the host")
+    assert lay_namespace(tmp_path, lay=lambda one: one.symlink_to(tmp_path / "secret")) == ""
+
+
+@pytest.mark.timeout(20)
+def test_a_pod_with_a_pipe_for_its_namespace_is_not_waited_for(tmp_path):
+    assert lay_namespace(tmp_path, lay=os.mkfifo) == ""
+
+
+def test_a_namespace_is_found_where_the_image_links_its_folder(tmp_path):
+    pod_process(tmp_path, {}, namespace="research")
+    root = tmp_path / "42/root"
+    (root / "var/run").rename(root / "run")
+    (root / "var/run").symlink_to("/run")
+    assert read_identity(42, proc=tmp_path, n_reads=1).pod.namespace == "research"
+
+
 def process(tmp_path, environment, cgroup):
     folder = pod_process(tmp_path, environment) and tmp_path / "42"
     (folder / "cgroup").write_text(cgroup)

@@ -1,5 +1,6 @@
 """The last instructions of functions written as machine code, in a file that is laid out by hand."""
 
+import os
 import struct
 from dataclasses import dataclass
 from pathlib import Path
@@ -102,6 +103,14 @@ def test_a_library_s_release_stands_beside_its_folder(tmp_path, name, text, vers
     (folder / "lib").mkdir(parents=True)
     (folder / name).write_text(text)
     assert find_torch_version("/site/torch/lib/libtorch_cpu.so", tmp_path) == version
+
+
+@pytest.mark.timeout(20)
+def test_a_pipe_beside_a_library_is_not_waited_for(tmp_path):
+    (tmp_path / "site/torch").mkdir(parents=True)
+    os.mkfifo(tmp_path / "site/torch/version.py")
+    (tmp_path / "site/torch/build-version").write_text("2.12.1\n")
+    assert find_torch_version("/site/torch/lib/libtorch_cpu.so", tmp_path) == "2.12.1"
 
 
 @pytest.mark.torch

@@ -13,7 +13,7 @@ from tests.support.compiler import CC
 
 from ingero.agent.capture.kernel.demangle import demangle
 from ingero.agent.capture.stacks.memory import iter_regions
-from ingero.agent.capture.stacks.native import ProcessCode, SymbolFiles
+from ingero.agent.capture.stacks.native import ProcessCode, SymbolFiles, _PerfMap
 from ingero.agent.capture.stacks.resolver import hash_frames
 from ingero.agent.capture.stacks.symbols import Symbols
 from ingero.errors import BadDataError
@@ -145,6 +145,18 @@ def test_functions_of_a_just_in_time_compiler_come_from_its_perf_map():
             assert outside.symbol == ""
         finally:
             path.unlink()
+
+
+@pytest.mark.timeout(20)
+def test_a_pipe_in_the_place_of_a_perf_map_is_not_waited_for():
+    with subprocess.Popen(["sleep", "60"]) as process:
+        path = Path(f"/tmp/perf-{process.pid}.map")
+        os.mkfifo(path)
+        try:
+            assert _PerfMap(process.pid).find(0x1000) == ("", 0)
+        finally:
+            path.unlink()
+            process.kill()
 
 
 def test_c_names_stay_and_cpp_names_are_read():

@@ -15,6 +15,7 @@ from typing import Final
 
 from ingero.agent.capture.discover.cgroups import CgroupMembership, choose_path, seen_cgroups
 from ingero.agent.capture.discover.gpu_views import read_gpu_view
+from ingero.agent.capture.kernel.regular_files import read_inside
 from ingero.model.gpu_view import GpuView
 from ingero.model.recording import ProcessRank
 from ingero.wire.process_resource import ResourceKey, join_devices
@@ -40,7 +41,7 @@ _POD: Final = re.compile(
 _POD_NAMES: Final = ("POD_NAME", "MY_POD_NAME", "K8S_POD_NAME", "HOSTNAME")
 _NAMESPACES: Final = ("POD_NAMESPACE", "MY_POD_NAMESPACE", "K8S_NAMESPACE")
 """Usual names of downward-API variables; a pod's host name is its name unless its spec says otherwise."""
-_NAMESPACE_FILE: Final = "root/var/run/secrets/kubernetes.io/serviceaccount/namespace"
+_NAMESPACE_FILE: Final = "/var/run/secrets/kubernetes.io/serviceaccount/namespace"
 _MAX_NAME_CHARS: Final = 253  # RFC 1123 subdomain, as Kubernetes limits names
 _SLURM_CGROUP: Final = re.compile(r"/job_(\d+)(?:/step_(\w+))?")
 """Of ``cgroup.conf``'s plug-ins for both versions; a step is a number, ``batch``, ``extern`` or ``interactive``."""
@@ -284,8 +285,8 @@ def _find_pod(uid: str, variables: dict[str, str], folder: Path) -> Pod:
     )
     if not namespace:
         try:
-            with (folder / _NAMESPACE_FILE).open(encoding="ascii", errors="replace") as file:
-                namespace = file.read(_MAX_NAME_CHARS).strip()
+            text = read_inside(folder / "root", _NAMESPACE_FILE, _MAX_NAME_CHARS)
         except OSError:
-            namespace = ""
+            text = b""
+        namespace = text.decode("ascii", "replace").strip()
     return Pod(uid, name[:_MAX_NAME_CHARS], namespace[:_MAX_NAME_CHARS])

@@ -8,15 +8,16 @@ lies beneath, so that is one file too, or every call of the one would be counted
 from __future__ import annotations
 
 import errno
+import functools
 import os
-import stat
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from ingero.agent.capture.kernel.filesystems import is_overlay
 from ingero.agent.capture.kernel.perf import Mapping
+from ingero.agent.capture.kernel.regular_files import open_inside, open_regular
 from ingero.closing import Closing
 
 _PROC: Final = Path("/proc")
@@ -88,14 +89,7 @@ def open_file(path: Path | str) -> OpenFile:
     Raises:
         OSError: There is none, or it may not be read.
     """
-    # Looked at first: opening something else, such as a pipe that was put in its place, could wait or do something.
-    path_fd = os.open(path, os.O_PATH | os.O_CLOEXEC)
-    try:
-        if not stat.S_ISREG(os.fstat(path_fd).st_mode):
-            raise OSError(errno.EINVAL, "not a regular file")
-        return OpenFile(os.open(f"/proc/self/fd/{path_fd}", os.O_RDONLY | os.O_CLOEXEC))
-    finally:
-        os.close(path_fd)
+    return OpenFile(open_regular(path))
 
 
 def open_mapped(mapping: Mapping) -> OpenFile:
@@ -110,9 +104,9 @@ def open_mapped(mapping: Mapping) -> OpenFile:
     """
     folder = _PROC / str(mapping.pid)
     reasons: list[OSError] = []
-    for path in _iter_ways(mapping, folder):
+    for way in _iter_ways(mapping, folder):
         try:
-            return open_file(path)
+            return OpenFile(way())
         except OSError as error:
             reasons.append(error)
     if has_ended(mapping.pid):
@@ -120,17 +114,17 @@ def open_mapped(mapping: Mapping) -> OpenFile:
     raise next((r for r in reasons if not isinstance(r, FileNotFoundError)), reasons[0])
 
 
-def _iter_ways(mapping: Mapping, folder: Path) -> Iterator[str]:
-    """Paths to a mapped file, the surest first."""
-    yield f"{folder}/map_files/{mapping.start:x}-{mapping.end:x}"
+def _iter_ways(mapping: Mapping, folder: Path) -> Iterator[Callable[[], int]]:
+    """Ways to open a mapped file, the surest first."""
+    yield functools.partial(open_regular, f"{folder}/map_files/{mapping.start:x}-{mapping.end:x}")
     others = (
         one for one in iter_mappings(mapping.pid, is_executable=False) if one.path == mapping.path
     )
     # The number is a hint only: perf and /proc may name different ones on overlayfs.
     for other in sorted(others, key=lambda one: one.inode != mapping.inode):
-        yield f"{folder}/map_files/{other.start:x}-{other.end:x}"
-    yield f"{folder}/root{mapping.path}"
-    yield mapping.path
+        yield functools.partial(open_regular, f"{folder}/map_files/{other.start:x}-{other.end:x}")
+    yield functools.partial(open_inside, f"{folder}/root", mapping.path)
+    yield functools.partial(open_regular, mapping.path)
 
 
 def iter_mappings(pid: int, *, is_executable: bool = True) -> Iterator[Mapping]:

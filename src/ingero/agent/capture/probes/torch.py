@@ -8,6 +8,7 @@ from typing import Final
 
 from ingero.agent.capture.discover.elf import ElfFile, FileBytes
 from ingero.agent.capture.discover.processes import OpenFile
+from ingero.agent.capture.kernel.regular_files import read_inside
 from ingero.agent.capture.probes.exits import open_exit_finder
 from ingero.agent.capture.probes.targets import ProbeTarget
 from ingero.agent.capture.symbols.gloo import TORCH_VERSIONS
@@ -29,13 +30,13 @@ def find_torch_version(path: str, root: Path) -> str:
         path: The library's name inside the process.
         root: The process's root directory, as we see it.
     """
-    folder = root / Path(path).parent.parent.relative_to("/")
+    folder = Path(path).parent.parent
     for name, pattern in _VERSION_FILES:
         try:
-            with (folder / name).open(encoding="utf-8", errors="replace") as file:
-                found = pattern.search(file.read(_MAX_BYTES))
+            text = read_inside(root, str(folder / name), _MAX_BYTES)
         except OSError:
             continue
+        found = pattern.search(text.decode("utf-8", "replace"))
         if found:
             return found[1]
     return ""

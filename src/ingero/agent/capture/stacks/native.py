@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bisect
+import os
 import re
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from ingero.agent.capture.kernel.abi import UnwindKind
+from ingero.agent.capture.kernel.regular_files import open_inside, read_whole
 from ingero.agent.capture.stacks.control_block import IS_ARM
 from ingero.agent.capture.stacks.memory import Region, RemoteMemory, iter_regions, open_paths
 from ingero.agent.capture.stacks.rules import UnwindRule
@@ -207,15 +209,20 @@ class _PerfMap:
         return "", 0
 
     def _refresh(self) -> None:
-        path = _find_perf_map(self._pid)
         try:
-            status = path.lstat()
-            stamp = (status.st_mtime_ns, status.st_size)
-            if stamp == self._stamp or status.st_size > _MAX_PERF_BYTES:
-                return
-            data = path.read_bytes()
+            fd = open_inside(f"/proc/{self._pid}/root", _find_perf_map(self._pid))
         except OSError:
             return
+        try:
+            status = os.fstat(fd)
+            stamp = (status.st_mtime_ns, status.st_size)
+            if stamp == self._stamp:
+                return
+            data = read_whole(fd, _MAX_PERF_BYTES)
+        except OSError:
+            return
+        finally:
+            os.close(fd)
         self._stamp = stamp
         self._functions = sorted(
             (int(start, 16), int(size, 16), name.decode("utf-8", "replace"))
@@ -223,7 +230,8 @@ class _PerfMap:
         )
 
 
-def _find_perf_map(pid: int) -> Path:
+def _find_perf_map(pid: int) -> str:
+    """Its name inside the process's root."""
     folder = Path("/proc") / str(pid)
     own = pid
     try:
@@ -232,4 +240,4 @@ def _find_perf_map(pid: int) -> Path:
                 own = int(line.split()[-1])
     except OSError:
         pass
-    return folder / "root/tmp" / f"perf-{own}.map"
+    return f"/tmp/perf-{own}.map"  # noqa: S108 - where the compilers write it
