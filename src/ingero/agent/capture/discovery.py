@@ -23,6 +23,7 @@ from ingero.agent.capture.discover.processes import (
     has_ended,
     open_file,
     open_mapped,
+    read_status,
 )
 from ingero.agent.capture.file_queue import FileQueue, MappedFile, iter_mapped
 from ingero.agent.capture.hidden_runtimes import MANY, MAX_UNPROBED, HiddenRuntimes
@@ -77,11 +78,10 @@ class Watch:
             if self.cgroup_ids:
                 cgroups = seen_cgroups()
                 return cgroups.find_id(choose_path(cgroups.read(pid))) in self.cgroup_ids
-            status = (folder / "status").read_text(errors="replace")
+            uids = read_status(folder)["Uid"].split()
         except OSError:
             return False
-        uids = next((line.split() for line in status.splitlines() if line.startswith("Uid:")), [])
-        return self.uid is not None and uids[1:2] == [str(self.uid)]
+        return self.uid is not None and uids[0] == str(self.uid)
 
 
 class Discovery:

@@ -15,6 +15,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from ingero.agent.capture.discover.processes import read_status
 from ingero.closing import Closing
 from ingero.model.arrays import BoolArray, Records
 
@@ -263,12 +264,11 @@ def find_rings_of(
     """
     folder = _PROC / str(pid)
     try:
-        lines = (folder / "status").read_text(encoding="utf-8", errors="replace").splitlines()
+        fields = read_status(folder)
     except OSError:
         return {}
-    fields = dict(line.split(":", 1) for line in lines if ":" in line)
     own_pid = fields.get("NSpid", str(pid)).split()[-1]
-    owner = int(fields.get("Uid", "-1 -1").split()[1])
+    owner = int(fields["Uid"].split()[1])
     seen = folder / "root" / parent.relative_to("/")
     try:
         paths = sorted(seen.glob(f"{FOLDER}*/{own_pid}-*{SUFFIX}"))

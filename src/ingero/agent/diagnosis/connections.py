@@ -219,8 +219,8 @@ def _build(info: bytes) -> HostTraffic:
 def _read_errors(pid: int) -> dict[str, int]:
     """Errors and drops of the interfaces that a process has, by what and where: ``eth0 receive errors``."""
     found = {}
-    text = (_PROC / str(pid) / "net/dev").read_text(encoding="utf-8", errors="replace")
-    for line in text.splitlines():
+    text = (_PROC / str(pid) / "net/dev").read_bytes().decode("utf-8", "replace")
+    for line in text.split("\n"):  # an interface's name may hold what else ends a line
         name, separator, counts = line.partition(":")
         fields = counts.split()
         if separator and len(fields) >= _N_FIELDS:

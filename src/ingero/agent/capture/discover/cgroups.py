@@ -136,7 +136,7 @@ class Cgroups:
         Raises:
             OSError: The process is gone.
         """
-        text = (self._proc / str(pid) / "cgroup").read_text("utf-8", "surrogateescape")
+        text = os.fsdecode((self._proc / str(pid) / "cgroup").read_bytes())
         return [self._complete(one) for one in parse_memberships(text)]
 
     def find_folders(self, pid: int, controller: str) -> list[Path]:
@@ -223,7 +223,7 @@ def seen_cgroups(proc: Path = _PROC) -> Cgroups:
 def parse_memberships(text: str) -> list[CgroupMembership]:
     """The contents of ``/proc/PID/cgroup``, where nothing but them is known: a path that leads outside is not."""
     found = []
-    for line in text.splitlines():
+    for line in text.split("\n"):  # the only end that a cgroup's name may not hold
         number, is_line, rest = line.partition(":")
         names, is_whole, shown = rest.partition(":")
         if is_line and is_whole and number.isdecimal():
@@ -242,7 +242,7 @@ def choose_path(memberships: Iterable[CgroupMembership]) -> str:
 def _iter_mounts(mountinfo: Path, root: Path) -> Iterator[tuple[list[str], _Mount]]:
     """Cgroup file systems that can be read, with what each controls; of several in one place the last is seen."""
     try:
-        lines = mountinfo.read_text("utf-8", "surrogateescape").splitlines()
+        lines = os.fsdecode(mountinfo.read_bytes()).split("\n")
     except OSError:
         return
     by_place: dict[str, tuple[list[str], _Mount]] = {}

@@ -129,26 +129,47 @@ def _iter_ways(mapping: Mapping, folder: Path) -> Iterator[Callable[[], int]]:
 
 def iter_mappings(pid: int, *, is_executable: bool = True) -> Iterator[Mapping]:
     """File mappings of a process, the executable ones or all; nothing when it is gone or may not be read."""
+    for addresses, access, _, device, inode, path in iter_maps(pid):
+        if not path.startswith("/") or (is_executable and "x" not in access):
+            continue
+        start, _, end = addresses.partition("-")
+        major, _, minor = device.partition(":")
+        yield Mapping(
+            pid, int(start, 16), int(end, 16), (int(major, 16), int(minor, 16)), int(inode), path
+        )
+
+
+def iter_maps(pid: int) -> Iterator[list[str]]:
+    """Every mapping of a process by address, as ``/proc/PID/maps`` writes it; nothing when it may not be read.
+
+    Yields:
+        Addresses, access, offset, device, inode and path, the path without ``(deleted)`` and empty where there is none.
+    """
     try:
-        lines = (_PROC / str(pid) / "maps").read_text(errors="surrogateescape").splitlines()
+        data = (_PROC / str(pid) / "maps").read_bytes()
     except OSError:
         return
-    for line in lines:
-        fields = line.split(maxsplit=5)
-        if len(fields) < 6 or not fields[5].startswith("/"):
-            continue
-        if is_executable and "x" not in fields[1]:
-            continue
-        start, _, end = fields[0].partition("-")
-        major, _, minor = fields[3].partition(":")
-        yield Mapping(
-            pid,
-            int(start, 16),
-            int(end, 16),
-            (int(major, 16), int(minor, 16)),
-            int(fields[4]),
-            fields[5].removesuffix(" (deleted)"),
-        )
+    # Of a name the kernel escapes nothing but line feeds (show_map_vma of fs/proc/task_mmu.c): it may hold all else
+    # that str.splitlines() and str.split() cut at.
+    for line in os.fsdecode(data).split("\n"):
+        fields = line.split(" ", 5)
+        if len(fields) == 6:
+            fields[5] = fields[5].lstrip(" ").removesuffix(" (deleted)")
+            yield fields
+
+
+def read_status(folder: Path) -> dict[str, str]:
+    """The fields of the ``status`` of a process or thread.
+
+    Args:
+        folder: Its folder in ``/proc``.
+
+    Raises:
+        OSError: It has ended, or may not be read.
+    """
+    # Lines end with a line feed alone: a name may hold all else that str.splitlines() and text files take for an end.
+    text = (folder / "status").read_bytes().decode("utf-8", "replace")
+    return dict(line.split(":", 1) for line in text.split("\n") if ":" in line)
 
 
 def iter_open_files(pid: int, proc: Path = _PROC) -> Iterator[str]:

@@ -14,6 +14,7 @@ import platform
 from pathlib import Path
 from typing import Final
 
+from ingero.agent.capture.discover.processes import read_status
 from ingero.agent.capture.stacks.memory import RemoteMemory
 
 IS_ARM: Final = platform.machine() == "aarch64"
@@ -41,10 +42,9 @@ def is_control_block(memory: RemoteMemory, block: int, *, is_arm: bool = IS_ARM)
 def _read_tids(pid: int) -> frozenset[int]:
     """The threads of a process, by their numbers in its own pid namespace."""
     tids = set[int]()
-    for status in Path(f"/proc/{pid}/task").glob("*/status"):
+    for folder in Path(f"/proc/{pid}/task").glob("*"):
         try:
-            lines = status.read_text(errors="replace").splitlines()
+            tids.add(int(read_status(folder).get("NSpid", folder.name).split()[-1]))
         except OSError:  # it ended meanwhile
             continue
-        tids |= {int(line.split()[-1]) for line in lines if line.startswith("NSpid:")}
     return frozenset(tids)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from ingero.agent.capture.discover.processes import iter_maps
 from ingero.closing import Closing
 
 _PROC: Final = Path("/proc")
@@ -74,22 +75,15 @@ class Region:
 
 def iter_regions(pid: int) -> Iterator[Region]:
     """Every mapping of a process in order of address; nothing when it is gone or may not be read."""
-    try:
-        text = (_PROC / str(pid) / "maps").read_text(errors="surrogateescape")
-    except OSError:
-        return
-    for line in text.splitlines():
-        fields = line.split(maxsplit=5)
-        if len(fields) < 5:
-            continue
-        start, _, end = fields[0].partition("-")
+    for addresses, access, offset, device, inode, path in iter_maps(pid):
+        start, _, end = addresses.partition("-")
         yield Region(
             int(start, 16),
             int(end, 16),
-            int(fields[2], 16),
-            "x" in fields[1],
-            (fields[3], int(fields[4])),
-            fields[5].removesuffix(" (deleted)") if len(fields) > 5 else "",
+            int(offset, 16),
+            "x" in access,
+            (device, int(inode)),
+            path,
         )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bisect
+import contextlib
 import os
 import re
 from collections import OrderedDict
@@ -11,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from ingero.agent.capture.discover.processes import read_status
 from ingero.agent.capture.kernel.abi import UnwindKind
 from ingero.agent.capture.kernel.regular_files import open_inside, read_whole
 from ingero.agent.capture.stacks.control_block import IS_ARM
@@ -232,12 +234,7 @@ class _PerfMap:
 
 def _find_perf_map(pid: int) -> str:
     """Its name inside the process's root."""
-    folder = Path("/proc") / str(pid)
-    own = pid
-    try:
-        for line in (folder / "status").read_text(errors="replace").splitlines():
-            if line.startswith("NSpid:"):
-                own = int(line.split()[-1])
-    except OSError:
-        pass
+    own = str(pid)
+    with contextlib.suppress(OSError):
+        own = read_status(Path("/proc") / own).get("NSpid", own).split()[-1]
     return f"/tmp/perf-{own}.map"  # noqa: S108 - where the compilers write it
