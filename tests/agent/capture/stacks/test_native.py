@@ -11,8 +11,9 @@ import pytest
 from elftools.elf.elffile import ELFFile
 from tests.support.compiler import CC
 
+from ingero.agent.capture.discover.processes import open_file
 from ingero.agent.capture.kernel.demangle import demangle
-from ingero.agent.capture.stacks.memory import iter_regions
+from ingero.agent.capture.stacks.memory import Region, iter_regions
 from ingero.agent.capture.stacks.native import ProcessCode, SymbolFiles, _PerfMap
 from ingero.agent.capture.stacks.resolver import hash_frames
 from ingero.agent.capture.stacks.symbols import Symbols
@@ -21,6 +22,14 @@ from ingero.sim.runner import get_program
 
 WORKLOAD = get_program()
 LIBC = next(region.path for region in iter_regions(os.getpid()) if "/libc.so" in region.path)
+
+
+def open_symbols(path, *folder):
+    """For as long as the test lasts."""
+    opened = open_file(path)
+    symbols = Symbols(opened.fd, *folder)
+    symbols.opened = opened
+    return symbols
 
 
 def functions_of(path):
@@ -35,7 +44,7 @@ def functions_of(path):
 
 @pytest.mark.parametrize("path", [WORKLOAD, LIBC], ids=str)
 def test_an_address_inside_a_function_has_one_of_its_names(path, tmp_path):
-    symbols = Symbols(str(path), tmp_path)  # no debug files
+    symbols = open_symbols(path, tmp_path)  # no debug files
     known = list(functions_of(path))
     by_place = {}
     for name, value, size in known:
@@ -67,7 +76,7 @@ def test_a_function_without_a_size_ends_where_the_next_begins(tmp_path):
     assert start["st_size"] == 0
     begin = start["st_value"]
     following, name = min((at, name) for name, at, _ in functions_of(path) if at > begin)
-    symbols = Symbols(str(path), tmp_path)
+    symbols = open_symbols(path, tmp_path)
     last = following - begin - 1
     assert symbols.find_function(begin + last) == ("_start", last)
     assert symbols.find_function(following) == (name, 0)
@@ -113,15 +122,15 @@ def test_a_stripped_file_is_named_from_its_debug_file_by_build_id(tmp_path):
             check=True,
         )
     hidden = next(value for name, value, _ in functions_of(full) if name == "hidden")
-    build_id = Symbols(str(full)).build_id
+    build_id = open_symbols(full).build_id
     assert build_id == "ab12" * 10
-    bare = Symbols(str(stripped), tmp_path / "debug")
+    bare = open_symbols(stripped, tmp_path / "debug")
     assert bare.build_id == build_id
     assert bare.find_function(hidden) is None
     beside = tmp_path / "debug" / build_id[:2] / f"{build_id[2:]}.debug"
     beside.parent.mkdir(parents=True)
     shutil.copy(full, beside)
-    assert Symbols(str(stripped), tmp_path / "debug").find_function(hidden) == ("hidden", 0)
+    assert open_symbols(stripped, tmp_path / "debug").find_function(hidden) == ("hidden", 0)
 
 
 def test_functions_of_a_just_in_time_compiler_come_from_its_perf_map():
@@ -173,7 +182,48 @@ def test_files_that_are_no_elf_files_are_refused(tmp_path):
     text.write_text("#!/bin/sh\n" * 20)
     for path in empty, text:
         with pytest.raises(BadDataError):
-            Symbols(str(path))
+            open_symbols(path)
+
+
+def region_of(path):
+    return Region(0, 0, 0, is_code=True, file=("0:0", path.stat().st_ino), path=str(path))
+
+
+def test_a_library_that_is_cut_short_and_written_again_costs_its_names_meanwhile_and_nothing_else(
+    tmp_path,
+):
+    path = tmp_path / "libcuda.so.1"
+    shutil.copy(WORKLOAD.parent / "libcuda.so.1", path)
+    whole = path.read_bytes()
+    _, value, _ = next(one for one in functions_of(path) if one[0] == "cuLaunchKernel")
+    with SymbolFiles() as files:
+        symbols = files.find(os.getpid(), region_of(path))
+        assert symbols.find_function(value) == ("cuLaunchKernel", 0)
+        path.write_bytes(whole[:4])  # the same inode
+        assert symbols.find_function(value) is None
+        assert symbols.find_rule(value) is None
+        assert files.find(os.getpid(), region_of(path)) is None
+        path.write_bytes(whole)
+        again = files.find(os.getpid(), region_of(path))
+        assert again.find_function(value) == ("cuLaunchKernel", 0)
+        assert again.find_rule(value) is not None
+        assert files.find(os.getpid(), region_of(path)) is again
+
+
+def test_a_file_is_opened_once_and_closed_at_the_end():
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    with SymbolFiles() as files:
+        assert files.find(os.getpid(), region_of(Path(LIBC))) is not None
+        assert files.find(os.getpid(), region_of(Path(LIBC))) is not None
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
+
+
+def test_a_process_that_ended_takes_no_names_away_from_the_others():
+    with SymbolFiles() as files, subprocess.Popen(["sleep", "60"]) as process:
+        process.kill()
+        process.wait()
+        assert files.find(process.pid, region_of(Path(LIBC))) is None
+        assert files.find(os.getpid(), region_of(Path(LIBC))) is not None
 
 
 def test_the_stored_hash_is_fnv_1a_over_what_the_frames_say():

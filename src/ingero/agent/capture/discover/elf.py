@@ -58,12 +58,13 @@ class FileBytes:
 
     Args:
         fd: A descriptor, which stays the caller's.
+        head_bytes: So many of its first bytes are read now and kept.
     """
 
-    def __init__(self, fd: int) -> None:
+    def __init__(self, fd: int, head_bytes: int = _HEAD_BYTES) -> None:
         self._fd = fd
         self._size = os.fstat(fd).st_size
-        self._head = os.pread(fd, _HEAD_BYTES, 0)
+        self._head = os.pread(fd, head_bytes, 0)
         self.n_read = len(self._head)
         """Bytes read so far."""
 
@@ -342,7 +343,7 @@ def _search(
     wanted = {name.encode(): name for name in names}
     longest = max(map(len, wanted), default=0) + 1
     start, n_bytes = int(strings["offset"]), int(strings["size"])
-    table = _read_symbols(file, symbols)
+    table = read_symbols(file, symbols)
     offsets = np.sort(table["name"]).astype(np.int64)  # np.unique() is slower by a factor of 60
     if len(offsets) and offsets[-1] >= n_bytes:
         raise BadDataError("the names of an ELF file lie outside it")
@@ -361,8 +362,13 @@ def _search(
         yield found[int(symbol["name"])], int(symbol["value"])
 
 
-def _read_symbols(file: FileBytes, symbols: np.void) -> Records:
-    """A symbol table; empty where the section is."""
+def read_symbols(file: FileBytes, symbols: np.void) -> Records:
+    """A symbol table, whose rows are ``Elf64_Sym``; empty where the section is.
+
+    Raises:
+        BadDataError: It lies outside the file, or is too large.
+        OSError: It cannot be read.
+    """
     count = int(symbols["size"]) // _SYMBOL.itemsize
     if count > _MAX_SYMBOLS:
         raise BadDataError("a symbol table of an ELF file is too large")

@@ -76,6 +76,11 @@ class OpenFile(Closing):
         """A path by which the kernel finds it as long as it is open."""
         return f"/proc/self/fd/{self.fd}"
 
+    def is_unchanged(self) -> bool:
+        """Whether it still is in the state in which it was opened."""
+        status = os.fstat(self.fd)
+        return (status.st_size, status.st_ctime_ns) == (self.state.size, self.state.changed_ns)
+
     def close(self) -> None:
         """Let go of it; safe to call twice."""
         if self.fd >= 0:

@@ -17,7 +17,7 @@ from ingero.agent.capture.stacks.layouts import (
     get_table,
     parse_debug_offsets,
 )
-from ingero.agent.capture.stacks.memory import Region, RemoteMemory, open_paths
+from ingero.agent.capture.stacks.memory import Region, RemoteMemory, open_region
 from ingero.agent.capture.stacks.symbols import Symbols
 from ingero.errors import BadDataError, UnsupportedError
 
@@ -84,29 +84,24 @@ def find_interpreter(memory: RemoteMemory, regions: list[Region]) -> Interpreter
 
 
 def _read_interpreter(memory: RemoteMemory, region: Region) -> Interpreter | None:
-    for path in open_paths(memory.pid, region):
-        try:
-            symbols = Symbols(path)
-        except (OSError, BadDataError):
-            continue
-        try:
+    try:
+        with open_region(memory.pid, region) as opened, Symbols(opened.fd) as symbols:
             addresses = symbols.find_exported(*_SYMBOLS)
             bias = symbols.find_bias(region.start, region.offset)
-        finally:
-            symbols.close()
-        if _RUNTIME not in addresses or bias is None:
-            return None
-        located = {name: address + bias for name, address in addresses.items()}
-        version, layout = _find_layout(memory, located)
-        return Interpreter(
-            version,
-            layout,
-            located[_RUNTIME],
-            located.get("PyCode_Type", 0),
-            located.get("PyUnicode_Type", 0),
-            region.file,
-        )
-    return None
+    except (OSError, BadDataError):
+        return None
+    if _RUNTIME not in addresses or bias is None:
+        return None
+    located = {name: address + bias for name, address in addresses.items()}
+    version, layout = _find_layout(memory, located)
+    return Interpreter(
+        version,
+        layout,
+        located[_RUNTIME],
+        located.get("PyCode_Type", 0),
+        located.get("PyUnicode_Type", 0),
+        region.file,
+    )
 
 
 def _find_layout(memory: RemoteMemory, located: dict[str, int]) -> tuple[Version, Layout]:

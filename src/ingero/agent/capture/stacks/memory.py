@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from ingero.agent.capture.discover.processes import iter_maps
+from ingero.agent.capture.discover.processes import OpenFile, iter_maps, open_file
+from ingero.agent.capture.kernel.regular_files import open_inside
 from ingero.closing import Closing
 
 _PROC: Final = Path("/proc")
@@ -87,13 +88,17 @@ def iter_regions(pid: int) -> Iterator[Region]:
         )
 
 
-def open_paths(pid: int, region: Region) -> tuple[str, str]:
-    """Paths by which we can open a mapped file.
+def open_region(pid: int, region: Region) -> OpenFile:
+    """Open a mapped file.
 
-    They work across mount namespaces and for deleted files, else through the process's root.
+    Through ``/proc/PID/map_files``, which works across mount namespaces and for deleted files, else by its name inside
+    the process's root.
+
+    Raises:
+        OSError: Neither works.
     """
     folder = _PROC / str(pid)
-    return (
-        f"{folder}/map_files/{region.start:x}-{region.end:x}",
-        f"{folder}/root{region.path}",
-    )
+    try:
+        return open_file(folder / "map_files" / f"{region.start:x}-{region.end:x}")
+    except OSError:
+        return OpenFile(open_inside(folder / "root", region.path))

@@ -12,13 +12,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from ingero.agent.capture.discover.processes import read_status
+from ingero.agent.capture.discover.processes import OpenFile, read_status
 from ingero.agent.capture.kernel.abi import UnwindKind
 from ingero.agent.capture.kernel.regular_files import open_inside, read_whole
 from ingero.agent.capture.stacks.control_block import IS_ARM
-from ingero.agent.capture.stacks.memory import Region, RemoteMemory, iter_regions, open_paths
+from ingero.agent.capture.stacks.memory import Region, RemoteMemory, iter_regions, open_region
 from ingero.agent.capture.stacks.rules import UnwindRule
 from ingero.agent.capture.stacks.symbols import Symbols
+from ingero.closing import Closing
 from ingero.errors import BadDataError
 
 _MAX_FILES: Final = 128
@@ -50,37 +51,69 @@ class NativeFrame:
     distance: int = 0
 
 
-class SymbolFiles:
+@dataclass(frozen=True, slots=True)
+class _SymbolFile:
+    """A file that is kept open, and what was found in it as it was when it was opened."""
+
+    opened: OpenFile
+    symbols: Symbols | None
+
+    def is_current(self) -> bool:
+        return self.opened.is_unchanged()
+
+    def close(self) -> None:
+        if self.symbols is not None:
+            self.symbols.close()
+        self.opened.close()
+
+
+class SymbolFiles(Closing):
     """Symbol tables by file, shared by all processes; the least recently used are let go."""
 
     def __init__(self) -> None:
-        self._by_file: OrderedDict[tuple[str, int], Symbols | None] = OrderedDict()
+        self._by_file: OrderedDict[tuple[str, int], _SymbolFile] = OrderedDict()
 
     def find(self, pid: int, region: Region) -> Symbols | None:
-        """The symbols of a mapped file; None when it cannot be read."""
-        if region.file in self._by_file:
+        """The symbols of a mapped file; None when it is no sound ELF file, or cannot be opened through this process."""
+        known = self._by_file.get(region.file)
+        if known is not None and known.is_current():
             self._by_file.move_to_end(region.file)
-            return self._by_file[region.file]
-        symbols = None
-        for path in open_paths(pid, region):
-            try:
-                symbols = Symbols(path)
-            except (OSError, BadDataError):
-                continue
-            break
-        self._by_file[region.file] = symbols
+            return known.symbols
+        if known is not None:
+            self._by_file.pop(region.file).close()
+        try:
+            found = _open_symbols(pid, region)
+        except (
+            OSError
+        ):  # as when this process has just ended: the file has its symbols all the same
+            return None
+        self._by_file[region.file] = found
         if len(self._by_file) > _MAX_FILES:
             _, oldest = self._by_file.popitem(last=False)
-            if oldest is not None:
-                oldest.close()
-        return symbols
+            oldest.close()
+        return found.symbols
 
     def close(self) -> None:
-        """Unmap every file."""
-        for symbols in self._by_file.values():
-            if symbols is not None:
-                symbols.close()
+        """Close every file."""
+        for known in self._by_file.values():
+            known.close()
         self._by_file.clear()
+
+
+def _open_symbols(pid: int, region: Region) -> _SymbolFile:
+    """A mapped file with its symbols; without any where it is no sound ELF file.
+
+    Raises:
+        OSError: It cannot be opened or read.
+    """
+    opened = open_region(pid, region)
+    try:
+        return _SymbolFile(opened, Symbols(opened.fd))
+    except BadDataError:
+        return _SymbolFile(opened, None)
+    except BaseException:
+        opened.close()
+        raise
 
 
 class ProcessCode:

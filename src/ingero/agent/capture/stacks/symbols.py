@@ -1,6 +1,7 @@
 """The symbols of an ELF file, by name and by address, and its unwind table.
 
-The full table where the file has one, else that of its debug file (found by build id), else the exported names.
+The full table where the file has one, else that of its debug file (found by build id), else the exported names. The
+file may be changed or cut short at any time by whom it belongs to: nothing of it is mapped, where that would end us.
 """
 
 from __future__ import annotations
@@ -13,16 +14,16 @@ from typing import Final
 
 import numpy as np
 
+from ingero.agent.capture.discover.elf import FileBytes, read_symbols
+from ingero.agent.capture.discover.processes import OpenFile, open_file
 from ingero.agent.capture.kernel.demangle import demangle
 from ingero.agent.capture.kernel.elf import read_headers
 from ingero.agent.capture.stacks.rules import UnwindRule
 from ingero.agent.capture.stacks.unwind_table import UnwindTable
+from ingero.closing import Closing
 from ingero.errors import BadDataError
 from ingero.model.arrays import Records
 
-_SYMBOL: Final = np.dtype([
-    ("name", "<u4"), ("info", "u1"), ("other", "u1"), ("section", "<u2"), ("value", "<u8"), ("size", "<u8"),
-])  # fmt: skip
 _FUNCTION: Final = np.dtype([("value", "<u8"), ("size", "<u8"), ("name", "<u4")])
 _FUNCTIONS: Final = (2, 10)  # STT_FUNC, STT_GNU_IFUNC
 _SYMTAB, _DYNSYM, _NOTE = 2, 11, 7
@@ -30,13 +31,15 @@ _LOAD, _EXECUTABLE = 1, 1  # PT_LOAD, PF_X
 _BUILD_ID: Final = 3  # NT_GNU_BUILD_ID
 _DEBUG_FOLDER: Final = Path("/usr/lib/debug/.build-id")
 _NAME_BYTES: Final = 4096
+_MAX_STRINGS_BYTES: Final = 256 << 20
+_NOTE_BYTES: Final = 4096
 
 
-class Symbols:
+class Symbols(Closing):
     """What a file calls its functions.
 
     Args:
-        path: The file, by a name that we can open.
+        fd: The file; the descriptor stays the caller's, who closes it after this.
         debug_folder: Where debug files lie by build id.
 
     Raises:
@@ -44,18 +47,23 @@ class Symbols:
         OSError: It cannot be read.
     """
 
-    def __init__(self, path: str, debug_folder: Path = _DEBUG_FOLDER) -> None:
-        self._data = _map(path)
+    def __init__(self, fd: int, debug_folder: Path = _DEBUG_FOLDER) -> None:
+        self._data = FileBytes(fd, 0)
         self._sections, self._segments = read_headers(self._data)
         segments = self._segments
         is_code = (segments["type"] == _LOAD) & (segments["flags"] & _EXECUTABLE != 0)
         self._loads = segments[is_code]
         self._unwind: UnwindTable | None = None
         self._is_unwind_read = False
+        self._debug: OpenFile | None = None
         self.build_id = self._read_build_id()
         self._names, self._names_start, self._names_end = self._data, 0, 0
         self._functions = np.empty(0, _FUNCTION)
-        self._choose(debug_folder)
+        try:
+            self._choose(debug_folder)
+        except BaseException:
+            self.close()
+            raise
 
     def _choose(self, debug_folder: Path) -> None:
         """Take the fullest table there is."""
@@ -63,18 +71,20 @@ class Symbols:
         if not (sections["type"] == _SYMTAB).any() and self.build_id:
             beside = debug_folder / self.build_id[:2] / f"{self.build_id[2:]}.debug"
             try:
-                data = _map(str(beside))
-                sections, _ = read_headers(data)
+                self._debug = open_file(beside)
+                debug = FileBytes(self._debug.fd, 0)
+                sections, _ = read_headers(debug)
+                data = debug
             except (OSError, BadDataError):
-                data, sections = self._data, self._sections
+                pass
         for kind in (_SYMTAB, _DYNSYM):
             for symbols in sections[sections["type"] == kind]:
                 self._take(data, symbols, sections)
             if len(self._functions):
                 return
 
-    def _take(self, data: mmap.mmap, symbols: np.void, sections: Records) -> None:
-        table = _read_table(data, symbols)
+    def _take(self, data: FileBytes, symbols: np.void, sections: Records) -> None:
+        table = read_symbols(data, symbols)
         strings = sections[int(symbols["link"]) % len(sections)]
         is_function = np.isin(table["info"] & 0xF, _FUNCTIONS) & (table["section"] != 0)
         table = table[is_function & (table["value"] != 0)]
@@ -92,8 +102,8 @@ class Symbols:
 
     def _read_build_id(self) -> str:
         for section in self._sections[self._sections["type"] == _NOTE]:
-            start, end = int(section["offset"]), int(section["offset"]) + int(section["size"])
-            note = self._data[start:end]
+            start, n_bytes = int(section["offset"]), min(int(section["size"]), _NOTE_BYTES)
+            note = self._data[start : start + n_bytes]
             if note[12:16] == b"GNU\0" and int.from_bytes(note[8:12], "little") == _BUILD_ID:
                 return note[16 : 16 + int.from_bytes(note[4:8], "little")].hex()
         return ""
@@ -127,27 +137,39 @@ class Symbols:
         if distance >= size:
             return None
         start = self._names_start + int(found["name"])
-        text = self._names[start : min(start + _NAME_BYTES, self._names_end)]
+        try:
+            text = self._names[start : min(start + _NAME_BYTES, self._names_end)]
+        except OSError:
+            return None
+        if not text:  # the file was cut short
+            return None
         return demangle(text.split(b"\0", 1)[0].decode("utf-8", "replace")), distance
 
     def find_rule(self, address: int) -> UnwindRule | None:
         """How to get from an address in the file, as linked, to the caller; None where the file does not tell."""
-        if not self._is_unwind_read:
-            self._is_unwind_read = True
-            with contextlib.suppress(BadDataError):
+        with contextlib.suppress(BadDataError, OSError):
+            if not self._is_unwind_read:
+                self._is_unwind_read = True
                 self._unwind = UnwindTable(self._data, self._segments)
-        return self._unwind.find_rule(address) if self._unwind else None
+            return self._unwind.find_rule(address) if self._unwind else None
+        return None
 
     def find_exported(self, *names: str) -> dict[str, int]:
-        """Addresses, as linked, of exported symbols; those that the file does not define are left out."""
+        """Addresses, as linked, of exported symbols; those that the file does not define are left out.
+
+        Raises:
+            BadDataError: The file is damaged.
+            OSError: It cannot be read.
+        """
         return dict(self._iter_exported(names))
 
     def _iter_exported(self, names: tuple[str, ...]) -> Iterator[tuple[str, int]]:
         for symbols in self._sections[self._sections["type"] == _DYNSYM]:
             strings = self._sections[int(symbols["link"]) % len(self._sections)]
-            start = int(strings["offset"])
-            text = self._data[start : start + int(strings["size"])]
-            table = _read_table(self._data, symbols)
+            if strings["size"] > _MAX_STRINGS_BYTES:
+                raise BadDataError("the names of an ELF file are too long")
+            text = self._data.read(int(strings["offset"]), int(strings["size"]))
+            table = read_symbols(self._data, symbols)
             table = table[(table["section"] != 0) & (table["value"] != 0)]
             for name in names:
                 at = (b"\0" + text).find(b"\0" + name.encode() + b"\0")
@@ -156,25 +178,6 @@ class Symbols:
                     yield name, int(table["value"][is_it][0])
 
     def close(self) -> None:
-        """Unmap the file."""
-        self._functions = np.empty(0, _FUNCTION)
-        self._unwind, self._is_unwind_read = None, True
-        if self._names is not self._data:
-            self._names.close()
-        self._data.close()
-
-
-def _map(path: str) -> mmap.mmap:
-    with Path(path).open("rb") as file:
-        try:
-            return mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
-        except ValueError as error:
-            raise BadDataError(f"{path} is empty") from error
-
-
-def _read_table(data: mmap.mmap, symbols: np.void) -> Records:
-    offset, n_bytes = int(symbols["offset"]), int(symbols["size"]) // 24 * 24
-    if offset + n_bytes > len(data):
-        raise BadDataError("a symbol table lies outside the file")
-    # A copy: a view would keep the map from closing.
-    return np.frombuffer(data[offset : offset + n_bytes], _SYMBOL)
+        """Let go of the debug file; safe to call twice."""
+        if self._debug is not None:
+            self._debug.close()
