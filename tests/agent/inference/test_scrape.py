@@ -7,7 +7,9 @@ docs/references/production_metrics.md (sgl-project/sglang); docs/source/referenc
 (huggingface/text-generation-inference); docs/user_guide/metrics.md (triton-inference-server/server).
 """
 
+import socket
 import threading
+import time
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
@@ -18,6 +20,7 @@ from ingero.agent.inference import scrape
 from ingero.agent.inference.engines import SGLANG, TGI, TRITON, VLLM, find_engine, find_option
 from ingero.agent.inference.scrape import (
     EngineScraper,
+    EngineState,
     ScrapeOutcome,
     ScrapeSettings,
     find_engines,
@@ -336,3 +339,53 @@ def test_an_engine_that_does_not_listen_is_unreachable_and_one_that_ended_is_gon
 def test_many_models_of_one_page_are_bounded():
     lines = [f'nv_inference_request_success{{model="{i:04}"}} 1' for i in range(1000)]
     assert len(read_page("\n".join(lines) + "\n", TRITON)) == scrape.MAX_MODELS
+
+
+@contextmanager
+def dripping(at_once, dripped):
+    """The port of an engine that sends the rest of its answer a byte each 50 ms."""
+
+    def serve():
+        connection, _ = listener.accept()
+        with connection:
+            connection.recv(4096)
+            connection.sendall(at_once)
+            for byte in dripped:
+                if is_over.wait(0.05):
+                    return
+                try:
+                    connection.sendall(bytes([byte]))
+                except OSError:
+                    return
+
+    is_over = threading.Event()
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=serve)
+        thread.start()
+        yield listener.getsockname()[1]
+        is_over.set()
+        thread.join()
+
+
+HEAD = b"HTTP/1.1 200 OK\r\nContent-Length: 400\r\n"
+
+
+@pytest.mark.parametrize(
+    ("at_once", "dripped"),
+    [(b"", HEAD + b"X-Filler: 1\r\n" * 30), (HEAD + b"\r\n", b"#" * 400)],
+    ids=["head", "page"],
+)
+def test_an_engine_that_answers_byte_by_byte_has_three_seconds_for_all_of_it(
+    monkeypatch, at_once, dripped
+):
+    monkeypatch.setattr(scrape, "_TIMEOUT_S", 0.5)
+    told = []
+    with (
+        dripping(at_once, dripped) as port,
+        EngineScraper(ScrapeSettings(), ManualClock(), told.append, pids=lambda: ()) as scraper,
+    ):
+        state, began_s = EngineState(VLLM, 1, port, ""), time.monotonic()
+        scraper._read(state)
+        assert time.monotonic() - began_s < 10
+    assert state.last is ScrapeOutcome.UNREACHABLE
+    assert "no whole answer within 0.5 s" in told[0]

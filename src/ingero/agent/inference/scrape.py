@@ -6,6 +6,8 @@ that cannot be read is counted and reported once.
 
 from __future__ import annotations
 
+import asyncio
+import ssl
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -27,7 +29,9 @@ MAX_PAGE_BYTES: Final = 4 << 20
 MAX_ENGINES: Final = 64
 MAX_MODELS: Final = 16
 MAX_TEXT: Final = 256
-_TIMEOUT_S: Final = 3.0
+_TIMEOUT_S: Final = 3.0  # of one answer, from the connection to its last byte
+_NO_TLS: Final = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+"""Pages are read by plain HTTP: a client would load the machine's certificates for nothing each time."""
 _MODEL_LABELS: Final = ("model_name", "model")
 _UNREADABLE: Final = (ValueError, KeyError, IndexError, TypeError, AttributeError, OverflowError)
 """What prometheus_client's parser raises on text that is no page, and numbers that are none."""
@@ -198,6 +202,35 @@ def _add_up(buckets: list[Any], sums: list[Any]) -> Distribution:
     return Distribution(tuple(bounds[:-1]), tuple(counts), total)
 
 
+async def _get(url: str) -> tuple[int, bytes]:
+    """Status and page; of one that is too large some more than `MAX_PAGE_BYTES`.
+
+    Raises:
+        httpx.HTTPError: There was no whole answer in time, or none at all.
+        httpx.InvalidURL: There can be none.
+    """
+    try:
+        # The client's own limit is of each piece of an answer, of which there may be a million.
+        async with (
+            asyncio.timeout(_TIMEOUT_S),
+            httpx.AsyncClient(timeout=_TIMEOUT_S, trust_env=False, verify=_NO_TLS) as client,
+            client.stream("GET", url, follow_redirects=False) as response,
+        ):
+            is_page = response.status_code == httpx.codes.OK
+            return response.status_code, await _read_bounded(response) if is_page else b""
+    except TimeoutError as error:
+        raise httpx.ReadTimeout(f"no whole answer within {_TIMEOUT_S:g} s") from error
+
+
+async def _read_bounded(response: httpx.Response) -> bytes:
+    page = bytearray()
+    async for part in response.aiter_bytes():
+        page += part
+        if len(page) > MAX_PAGE_BYTES:
+            break
+    return bytes(page)
+
+
 class EngineScraper(Closing):
     """Finds and reads engines until it is closed.
 
@@ -231,7 +264,6 @@ class EngineScraper(Closing):
         self._pids = pids
         self._engines: dict[tuple[str, int], EngineState] = {}
         self._searched_ns: int | None = None
-        self._client = httpx.Client(timeout=_TIMEOUT_S, trust_env=False, follow_redirects=False)
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="ingero-engines", daemon=True)
 
@@ -245,11 +277,10 @@ class EngineScraper(Closing):
         self._thread.start()
 
     def close(self) -> None:
-        """Stop; waits for one answer at most."""
+        """Stop; waits for one answer at most, which has three seconds."""
         self._stop.set()
         if self._thread.is_alive():
             self._thread.join()
-        self._client.close()
 
     def _run(self) -> None:
         while not self._stop.is_set():
@@ -287,17 +318,14 @@ class EngineScraper(Closing):
 
     def _fetch(self, state: EngineState) -> tuple[ScrapeOutcome, str]:
         url = f"http://{self._settings.host}:{state.port}/metrics"
-        page = bytearray()
         try:
-            with self._client.stream("GET", url) as response:
-                if response.status_code != httpx.codes.OK:
-                    return ScrapeOutcome.REFUSED, f"{url} answers {response.status_code}"
-                for part in response.iter_bytes():
-                    page += part
-                    if len(page) > MAX_PAGE_BYTES:
-                        return ScrapeOutcome.TOO_LARGE, f"{url} has over {MAX_PAGE_BYTES} bytes"
+            status, page = asyncio.run(_get(url))
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             return ScrapeOutcome.UNREACHABLE, f"{url}: {error!r}"[:MAX_TEXT]
+        if status != httpx.codes.OK:
+            return ScrapeOutcome.REFUSED, f"{url} answers {status}"
+        if len(page) > MAX_PAGE_BYTES:
+            return ScrapeOutcome.TOO_LARGE, f"{url} has over {MAX_PAGE_BYTES} bytes"
         try:
             numbers = read_page(page.decode(errors="replace"), state.engine)
         except BadDataError as error:
