@@ -29,9 +29,9 @@ from tests.fleet.exporters.scraped import (
 )
 
 from ingero.fleet.exporters.prometheus.formats import ExpositionFormat, choose_format
-from ingero.fleet.exporters.prometheus.protobuf import METRIC_FAMILY, read_labels
+from ingero.fleet.exporters.prometheus.protobuf import METRIC_FAMILY
 from ingero.fleet.helpers.prometheus_histograms import NativeHistogram, build_spans, read_native
-from ingero.fleet.helpers.prometheus_names import build_labels, format_labels
+from ingero.fleet.helpers.prometheus_names import build_labels, format_labels, read_labels
 from ingero.otlp.codec import (
     build_gauge,
     build_metrics,

@@ -5,11 +5,15 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from fnmatch import fnmatchcase
-from typing import Any
+from typing import Any, Final, NamedTuple
 
 from pydantic import Field
 
 from ingero.config import StrictModel
+from ingero.fleet.helpers.prometheus_names import free_labels
+
+OWN_LABELS: Final = {"histogram": "le", "exponential_histogram": "le", "summary": "quantile"}
+"""Kinds of metrics that have a label of their own in each bucket or quantile, and its name."""
 
 
 class ResourceLabelsConfig(StrictModel):
@@ -59,3 +63,31 @@ def label_text(value: object) -> str:
 
 def _bytes_text(value: object) -> str:
     return value.hex() if isinstance(value, bytes) else str(value)
+
+
+class SeriesLabels(NamedTuple):
+    """Labels of one series, each name in one of both.
+
+    Attributes:
+        sender: What it has from its sender.
+        point: What it has itself.
+    """
+
+    sender: dict[str, str]
+    point: dict[str, str]
+
+
+def settle_labels(
+    sender: Mapping[str, str], point: Mapping[str, str], own_label: str
+) -> SeriesLabels:
+    """Labels of a series of which no name stands twice.
+
+    Args:
+        sender: Of the sender, const_labels among them.
+        point: Of the point; where both have a name, the point's value counts.
+        own_label: From `OWN_LABELS`: neither has it afterwards; empty for a kind without one.
+    """
+    taken = {own_label}
+    shown = free_labels(point, taken)
+    kept = free_labels(sender, taken)
+    return SeriesLabels({name: text for name, text in kept.items() if name not in shown}, shown)

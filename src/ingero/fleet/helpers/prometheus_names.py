@@ -3,13 +3,13 @@
 Pure. Follows the OpenTelemetry specification's "Prometheus and OpenMetrics Compatibility" (v1.38), which the
 Collector's exporter follows too: characters outside Prometheus' set become one underscore, the unit is appended in
 words, counters end in ``_total``, gauges of unit ``1`` in ``_ratio``, and labels that become the same are joined with
-``;``.
+``;``. A label whose name is needed for something else becomes ``exported_…``, as when Prometheus itself scrapes.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping
 from functools import lru_cache
 from typing import Final
 
@@ -54,6 +54,8 @@ _PER_WORDS: Final = {
     "y": "year",
 }
 _ESCAPES: Final = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
+_PAIR: Final = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
+_ESCAPED: Final = re.compile(r"\\(.)")
 _HELP_ESCAPES: Final = str.maketrans({"\\": r"\\", "\n": r"\n"})
 
 
@@ -124,14 +126,43 @@ def escape_help(text: str) -> str:
 
 
 def build_labels(pairs: Iterable[tuple[str, str]]) -> dict[str, str]:
-    """Attributes → label names and unescaped values, sorted by name; equal names share a value joined with ``;``."""
+    """Attributes → label names and unescaped values, sorted by name; equal names share a value joined with ``;``.
+
+    Attributes without a value are left out, as Prometheus has no empty labels.
+    """
     labels: dict[str, str] = {}
     for key, value in sorted(pairs):
+        if not value:
+            continue
         name = build_label_name(key)
         labels[name] = f"{labels[name]};{value}" if name in labels else value
     return dict(sorted(labels.items()))
 
 
-def format_labels(labels: dict[str, str]) -> str:
+def format_labels(labels: Mapping[str, str]) -> str:
     """``a="1",b="2"``, without the braces; labels without a value are left out, as Prometheus has no empty labels."""
     return ",".join(f'{name}="{escape_label(value)}"' for name, value in labels.items() if value)
+
+
+def read_labels(text: str) -> list[tuple[str, str]]:
+    """Names and values of a label text; the reverse of `format_labels`."""
+    return [(name, _ESCAPED.sub(_unescape, value)) for name, value in _PAIR.findall(text)]
+
+
+def _unescape(found: re.Match[str]) -> str:
+    return "\n" if found[1] == "n" else found[1]
+
+
+def free_labels(labels: Mapping[str, str], taken: Collection[str]) -> dict[str, str]:
+    """Labels with none of the names that are taken: ``le`` becomes ``exported_le``, sorted by name.
+
+    Source: Prometheus ``scrape/scrape.go``, resolveConflictingExposedLabels: the prefix is repeated until the name is
+    free.
+    """
+    free = {name: value for name, value in labels.items() if name not in taken}
+    for name in sorted(labels.keys() & set(taken)):
+        shown = f"exported_{name}"
+        while shown in free or shown in taken:
+            shown = f"exported_{shown}"
+        free[shown] = labels[name]
+    return dict(sorted(free.items()))

@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache, partial
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from ingero.fleet.exporters.prometheus.config import PrometheusConfig
 from ingero.fleet.exporters.prometheus.reading import (
@@ -58,14 +58,6 @@ _JOB_KEYS: Final = ("service.name", "service.namespace", "service.instance.id")
 _TARGET_INFO: Final = FamilyFacts("target_info", FamilyKind.GAUGE, "Attributes of who reports.")
 
 
-class _Sender(NamedTuple):
-    """A resource: what it is found by, where its labels are, and its attributes when they are needed."""
-
-    alias: Alias
-    at: int
-    read: Callable[[], Mapping[str, Any]]
-
-
 class SeriesIntake:
     """Walks exports into a `SeriesStore`.
 
@@ -103,7 +95,7 @@ class SeriesIntake:
                     len(points) for _, _, _, kind, points in metrics if kind in _NUMBER_KINDS
                 )
                 continue
-            push = PushedMetrics(sender.at, metrics, export.is_message)
+            push = PushedMetrics(sender, metrics, export.is_message)
             if not self._repetitions.apply(push, now_ns, wall_ms):
                 has_others |= self._walk(push, sender, reader, (now_ns, wall_ms))
         if has_others:
@@ -124,7 +116,7 @@ class SeriesIntake:
             sender = self._find_sender(alias, entry.resource, reader, now_ns)
             if sender is None:
                 return False
-            push = PushedMetrics(sender.at, metrics, export.is_message)
+            push = PushedMetrics(sender, metrics, export.is_message)
             if not self._repetitions.apply(push, now_ns, wall_ms):
                 return False
         return True
@@ -132,7 +124,7 @@ class SeriesIntake:
     def _walk(
         self,
         push: PushedMetrics,
-        sender: _Sender,
+        sender: int,
         reader: PointReader,
         arrival: tuple[int, int],
     ) -> bool:
@@ -168,7 +160,7 @@ class SeriesIntake:
     def _put_numbers(
         self,
         named: tuple[Proto, str, Sequence[Proto]],
-        sender: _Sender,
+        sender: int,
         reader: PointReader,
         arrival: tuple[int, int],
     ) -> None:
@@ -202,13 +194,11 @@ class SeriesIntake:
                 family.end_others(key, self._store.find_alternatives(key))
             family.seen_ns[row] = arrival[0]
 
-    def _find_row(
-        self, family: Family, sender: _Sender, raw: Proto, reader: PointReader
-    ) -> int | None:
+    def _find_row(self, family: Family, sender: int, raw: Proto, reader: PointReader) -> int | None:
         alias = reader.alias(raw.attributes, self._dropped)
         index = self._store.find_attributes(alias)
         if index is not None:
-            row = family.rows.get(series_key(sender.at, index))
+            row = family.rows.get(series_key(sender, index))
             if row is not None:
                 return row
         else:
@@ -216,7 +206,7 @@ class SeriesIntake:
             for key in self._dropped & attributes.keys():
                 del attributes[key]
             index = self._know_attributes(alias, attributes)
-        return None if index is None else self._get_row(family, sender, index)
+        return None if index is None else self._store.get_row(family, sender, index)
 
     def _apply_others(self, export: Export, now_ns: int, received_wall_ns: int) -> None:
         """Histograms and summaries, which are rare."""
@@ -240,7 +230,7 @@ class SeriesIntake:
             for name in self._dropped & point.attributes.keys():
                 del point.attributes[name]
             index = self._know_attributes(alias_of(point.attributes), point.attributes)
-            row = None if index is None else self._get_row(family, sender, index)
+            row = None if index is None else self._store.get_row(family, sender, index)
             if row is not None:
                 time_ns = point.time_unix_nano
                 family.times_ms[row] = (
@@ -251,17 +241,17 @@ class SeriesIntake:
 
     def _find_sender(
         self, alias: Alias, resource: Proto, reader: PointReader, now_ns: int
-    ) -> _Sender | None:
-        """A sender that is known already; None for another."""
+    ) -> int | None:
+        """The labels of a sender that is known already; None for another."""
         index = self._store.find_resource(alias)
         if index is None:
             return None
         raw = resource.attributes if resource is not None else ()
         if alias in self._services:
             return self._know_sender(alias, reader.attributes(raw), now_ns)
-        return _Sender(alias, index, lambda: reader.attributes(raw))
+        return index
 
-    def _get_sender(self, resource: Proto, reader: PointReader, now_ns: int) -> _Sender | None:
+    def _get_sender(self, resource: Proto, reader: PointReader, now_ns: int) -> int | None:
         alias = reader.resource_alias(resource)
         known = self._find_sender(alias, resource, reader, now_ns)
         if known is not None:
@@ -269,10 +259,8 @@ class SeriesIntake:
         raw = resource.attributes if resource is not None else ()
         return self._know_sender(alias, reader.attributes(raw), now_ns)
 
-    def _know_sender(
-        self, alias: Alias, attributes: Mapping[str, Any], now_ns: int
-    ) -> _Sender | None:
-        """The sender of these attributes; None when its labels are over the limits."""
+    def _know_sender(self, alias: Alias, attributes: Mapping[str, Any], now_ns: int) -> int | None:
+        """The labels of a sender; None when they are over the limits."""
         index = self._store.find_resource(alias)
         if index is None:
             labels = self._build_sender_labels(attributes)
@@ -284,7 +272,7 @@ class SeriesIntake:
                 self._services.clear()
             self._services.add(alias)
             self._put_target_info(alias, attributes, now_ns)
-        return _Sender(alias, index, lambda: attributes)
+        return index
 
     def _build_sender_labels(self, attributes: Mapping[str, Any]) -> dict[str, str]:
         config, chosen = self._config, self._config.resource_constant_labels
@@ -376,22 +364,6 @@ class SeriesIntake:
             pairs = [(k, label_text(v)) for k, v in attributes.items() if k not in exclusive]
             rest = format_labels(build_labels(pairs))
         return store.add_attributes(alias, labels, rest)
-
-    def _get_row(self, family: Family, sender: _Sender, attributes: int) -> int | None:
-        """The row of a series; a label that both sender and point have is the point's."""
-        overlap = self._store.overlap(sender.at, attributes)
-        resource = self._without(sender, overlap) if overlap else sender.at
-        return self._store.get_row(family, resource, attributes)
-
-    def _without(self, sender: _Sender, names: frozenset[str]) -> int:
-        """The sender's labels less those that a point has itself."""
-        reduced = (sender.alias, names)
-        index = self._store.find_resource(reduced)
-        if index is None:
-            labels = self._build_sender_labels(sender.read())
-            kept = {name: value for name, value in labels.items() if name not in names}
-            index = self._store.add_resource(reduced, kept)
-        return index
 
 
 def _store_distribution(

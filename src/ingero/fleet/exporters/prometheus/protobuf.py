@@ -9,7 +9,6 @@ Source: Prometheus client_model, ``io/prometheus/client/metrics.proto``; a count
 from __future__ import annotations
 
 import math
-import re
 import struct
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
@@ -21,6 +20,7 @@ from ingero.fleet.exporters.prometheus.series import (
     SeriesStore,
 )
 from ingero.fleet.helpers.prometheus_histograms import SeriesExemplar, build_spans, find_in_buckets
+from ingero.fleet.helpers.prometheus_names import read_labels
 from ingero.telemetry.exposition import SUFFIXES_OF_OTHER_TYPES
 from ingero.wire.protobuf import declare_messages
 
@@ -96,8 +96,6 @@ _NUMBERS: Final = {
 """What stands before the eight bytes of a counter, a gauge or an untyped number: most series are one, and building a
 message for each takes four times as long."""
 _DOUBLE: Final = struct.Struct("<d")
-_PAIR: Final = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
-_ESCAPED: Final = re.compile(r"\\(.)")
 
 
 def iter_protobuf(store: SeriesStore, *, with_timestamps: bool) -> Iterator[bytes]:
@@ -140,15 +138,6 @@ def _find_labels(text: str, labels: dict[str, bytes]) -> bytes:
     if encoded is None:
         encoded = labels[text] = _encode_labels(text)
     return encoded
-
-
-def read_labels(text: str) -> list[tuple[str, str]]:
-    """Names and values of a label text; the reverse of `format_labels`."""
-    return [(name, _ESCAPED.sub(_unescape, value)) for name, value in _PAIR.findall(text)]
-
-
-def _unescape(found: re.Match[str]) -> str:
-    return "\n" if found[1] == "n" else found[1]
 
 
 def _encode_labels(text: str) -> bytes:

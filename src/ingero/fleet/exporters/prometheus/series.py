@@ -15,19 +15,22 @@ from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Final
+from typing import Final, TypeAlias
 
 import numpy as np
 
+from ingero.fleet.exporters.prometheus.label_sets import LabelSets
 from ingero.fleet.helpers.prometheus_histograms import NativeHistogram, SeriesExemplar
-from ingero.fleet.helpers.prometheus_names import format_labels
+from ingero.fleet.helpers.prometheus_labels import OWN_LABELS, settle_labels
+from ingero.fleet.helpers.prometheus_names import format_labels, read_labels
 
 _ATTRIBUTES_BITS: Final = 32
-_MAX_NAME_SETS: Final = 1024
 _MAX_ALTERNATIVES: Final = 64
 LONG_AGO_NS: Final = -(1 << 62)
 """Last seen so long ago that the next scrape forgets it; also of a series that has no point yet."""
 _ATTRIBUTES_MASK: Final = (1 << _ATTRIBUTES_BITS) - 1
+_Pair: TypeAlias = tuple[int, int, str]
+"""Labels of a sender and of a point as they arrived, and the label that their family has itself."""
 
 
 def series_key(resource: int, attributes: int) -> int:
@@ -96,60 +99,6 @@ class SeriesDistribution:
             ),
             native,
         )
-
-
-class _Texts:
-    """Label sets by small integers, which are used again when `keep_only` has freed them.
-
-    A set is known by its text, so that the order in which attributes arrive makes no second series; ``_aliases`` finds
-    it by what arrived, and starts over when a sender makes up ever-new spellings of the same labels.
-    """
-
-    __slots__ = ("_aliases", "_free", "_idx_of_text", "_name_sets", "names", "texts")
-
-    def __init__(self) -> None:
-        self.texts: list[str] = []
-        self.names: list[frozenset[str]] = []
-        self._aliases: dict[object, int] = {}
-        self._idx_of_text: dict[str, int] = {}
-        self._free: list[int] = []
-        self._name_sets: dict[frozenset[str], frozenset[str]] = {}
-
-    def find(self, alias: object) -> int | None:
-        return self._aliases.get(alias)
-
-    def add(self, alias: object, labels: dict[str, str]) -> int:
-        text = format_labels(labels)
-        index = self._idx_of_text.get(text)
-        if index is None:
-            index = self._idx_of_text[text] = self._take(text, self._share(frozenset(labels)))
-        if len(self._aliases) > 4 * len(self._idx_of_text) + 1024:
-            self._aliases.clear()
-        self._aliases[alias] = index
-        return index
-
-    def _share(self, names: frozenset[str]) -> frozenset[str]:
-        """One object for all sets of these names: a set takes more memory than all else that is kept of a node."""
-        if len(self._name_sets) >= _MAX_NAME_SETS:
-            self._name_sets.clear()
-        return self._name_sets.setdefault(names, names)
-
-    def _take(self, text: str, names: frozenset[str]) -> int:
-        if self._free:
-            index = self._free.pop()
-            self.texts[index], self.names[index] = text, names
-            return index
-        self.texts.append(text)
-        self.names.append(names)
-        return len(self.texts) - 1
-
-    def keep_only(self, live: set[int]) -> None:
-        self._aliases = {alias: index for alias, index in self._aliases.items() if index in live}
-        for text, index in list(self._idx_of_text.items()):
-            if index not in live:
-                del self._idx_of_text[text]
-                self.texts[index], self.names[index] = "", frozenset()
-                self._free.append(index)
 
 
 class Family:
@@ -226,10 +175,11 @@ class SeriesStore:
         self.n_conflicts = 0
         self.families: dict[str, Family] = {}
         self._max_series = max_series
-        self._resources = _Texts()
-        self._attributes = _Texts()
-        self._alternatives: dict[int, list[int]] = {}
+        self._resources = LabelSets()
+        self._attributes = LabelSets()
+        self._rests: dict[int, str] = {}
         self._of_rest: dict[str, list[int]] = {}
+        self._settled: dict[_Pair, tuple[int, int]] = {}
 
     def find_resource(self, alias: object) -> int | None:
         """The index of a resource's labels, or None when this spelling is new."""
@@ -252,19 +202,24 @@ class SeriesStore:
             rest: The set without the attributes of which a sender has one value at a time; None when it has none.
         """
         index = self._attributes.add(alias, labels)
-        if rest is not None and index not in self._alternatives:
+        if rest is not None:
+            self._note_rest(index, rest)
+        return index
+
+    def _note_rest(self, index: int, rest: str) -> None:
+        if index not in self._rests:
             alike = self._of_rest.setdefault(rest, [])
             if len(alike) < _MAX_ALTERNATIVES:
                 alike.append(index)
-                self._alternatives[index] = alike
-        return index
+                self._rests[index] = rest
 
     def find_alternatives(self, key: int) -> Sequence[int]:
         """Attribute sets of which a sender has one at a time, this series' own among them; none for an ordinary series.
 
         Lossy: beyond 64 values of one such attribute, a series of the others stays until it expires.
         """
-        return self._alternatives.get(key & _ATTRIBUTES_MASK, ())
+        rest = self._rests.get(key & _ATTRIBUTES_MASK)
+        return () if rest is None else self._of_rest[rest]
 
     @property
     def is_full(self) -> bool:
@@ -284,10 +239,12 @@ class SeriesStore:
     def get_row(self, family: Family, resource: int, attributes: int) -> int | None:
         """The row of one series, made when it is new; None, counted, when the store is full.
 
-        A label that both the resource and the point have is the point's (the caller resolves it by adding a resource
-        without that label, see `overlap`).
+        Args:
+            family: Where it is.
+            resource: Labels of its sender.
+            attributes: Labels of its points; where a name stands in both, or is the family's own, see `settle_labels`.
         """
-        key = series_key(resource, attributes)
+        key = series_key(*self._settle(resource, attributes, OWN_LABELS.get(family.facts.kind, "")))
         row = family.rows.get(key)
         if row is None:
             if self.is_full:
@@ -302,9 +259,31 @@ class SeriesStore:
             self.n_series += 1
         return row
 
-    def overlap(self, resource: int, attributes: int) -> frozenset[str]:
-        """Label names that both have."""
-        return self._resources.names[resource] & self._attributes.names[attributes]
+    def _settle(self, resource: int, attributes: int, own_label: str) -> tuple[int, int]:
+        """Two sets that say the same and of which no name stands twice."""
+        of_sender, of_point = self._resources.names[resource], self._attributes.names[attributes]
+        if (
+            own_label not in of_sender
+            and own_label not in of_point
+            and of_sender.isdisjoint(of_point)
+        ):
+            return resource, attributes
+        pair = (resource, attributes, own_label)
+        found = self._settled.get(pair)
+        if found is None:
+            found = self._settled[pair] = self._build_settled(pair)
+        return found
+
+    def _build_settled(self, pair: _Pair) -> tuple[int, int]:
+        resource, attributes, own_label = pair
+        sender = self._resources.read(resource)
+        labels = settle_labels(sender, self._attributes.read(attributes), own_label)
+        settled = self._resources.take(labels.sender), self._attributes.take(labels.point)
+        rest = self._rests.get(attributes)
+        if rest is not None:
+            others = settle_labels(sender, dict(read_labels(rest)), own_label).point
+            self._note_rest(settled[1], format_labels(others))
+        return settled
 
     def expire(self, cutoff_ns: int) -> int:
         """Forget series last seen before ``cutoff_ns``, and label sets that nothing uses; returns how many series."""
@@ -322,8 +301,10 @@ class SeriesStore:
                 if family.keys
             ]
             live = np.concatenate(keys) if keys else np.zeros(0, np.int64)
-            self._resources.keep_only(set((live >> _ATTRIBUTES_BITS).tolist()))
+            senders = set((live >> _ATTRIBUTES_BITS).tolist())
             kept = set((live & _ATTRIBUTES_MASK).tolist())
+            self._settled.clear()  # by numbers that are free now
+            self._resources.keep_only(senders)
             self._attributes.keep_only(kept)
             self._keep_alternatives(kept)
         return n_dropped
@@ -332,7 +313,7 @@ class SeriesStore:
         for alike in self._of_rest.values():
             alike[:] = [index for index in alike if index in kept]
         self._of_rest = {rest: alike for rest, alike in self._of_rest.items() if alike}
-        self._alternatives = {index: alike for alike in self._of_rest.values() for index in alike}
+        self._rests = {index: rest for index, rest in self._rests.items() if index in kept}
 
     def texts_of(self, key: int) -> tuple[str, str]:
         """The label text of one series, without braces: what its sender has, and its own."""

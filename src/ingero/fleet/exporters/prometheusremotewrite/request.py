@@ -21,8 +21,14 @@ from ingero.fleet.helpers.prometheus_histograms import (
     read_exemplars,
     read_native,
 )
-from ingero.fleet.helpers.prometheus_labels import build_job_labels, label_text, matches
-from ingero.fleet.helpers.prometheus_names import build_labels, build_metric_name
+from ingero.fleet.helpers.prometheus_labels import (
+    OWN_LABELS,
+    build_job_labels,
+    label_text,
+    matches,
+    settle_labels,
+)
+from ingero.fleet.helpers.prometheus_names import build_labels, build_metric_name, free_labels
 from ingero.otlp.codec import Export, Point, PointKind, Temporality, iter_points
 from ingero.otlp.codec.points import read_sum
 from ingero.units import NS_PER_MS
@@ -121,7 +127,10 @@ class RemoteWriteRequest:
             for key, value in point.attributes.items()
             if key not in config.drop_attributes
         ]
-        labels = {**sender, **build_labels(own), **config.external_labels}
+        own_label = OWN_LABELS.get(point.kind, "")
+        settled = settle_labels(sender, build_labels(own), own_label)
+        external = free_labels(config.external_labels, {own_label})
+        labels = settled.sender | settled.point | external
         exemplars: list[SeriesExemplar] = []
         if config.send_exemplars and point.kind is not PointKind.GAUGE:
             exemplars = [one for one in read_exemplars(point.raw) if one.time_ms]
