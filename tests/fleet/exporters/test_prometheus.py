@@ -211,13 +211,6 @@ def test_same_name_as_two_types_keeps_the_first_and_counts_the_other():
     )
 
 
-def test_point_attribute_wins_over_the_resources_of_that_name():
-    scraped = Scraped()
-    export = gauge_export(**{"ingero.node.id": "other"})
-    (key,) = series(scraped.scrape(lambda: scraped.push(export)))
-    assert key == labelled("a_b", ingero_node_id="other", ingero_cluster_id="c1")
-
-
 def test_service_attributes_become_job_instance_and_target_info():
     scraped = Scraped()
     resource = {

@@ -16,8 +16,9 @@ from ingero.config import parse_model
 from ingero.fleet.exporters.prometheus.formats import ExpositionFormat
 from ingero.fleet.exporters.prometheusremotewrite.config import RemoteWriteConfig
 from ingero.fleet.exporters.prometheusremotewrite.request import RemoteWriteRequest
-from ingero.otlp.codec import build_metrics, structs
+from ingero.otlp.codec import build_metrics, decode_protobuf, encode_protobuf, structs
 from ingero.otlp.codec.build import build_attributes
+from ingero.otlp.names import Signal
 from ingero.testing.waiting import wait_until
 
 ACCEPTED = {
@@ -134,6 +135,98 @@ def test_attributes_that_become_one_label_share_it_in_every_exposition():
     for accepted in ACCEPTED.values():
         body = page.scrape(lambda: page.push(export), headers=accepted, is_bytes=True)
         assert body.count(b"2;1") == 1
+
+
+def as_protobuf(export):
+    return decode_protobuf(encode_protobuf(export), Signal.METRICS)
+
+
+ENCODINGS = pytest.mark.parametrize("encode", [lambda export: export, as_protobuf])
+FORGED = {
+    "ingero.cluster.id": "c2",
+    "ingero.node.id": "n2",
+    "job": "other",
+    "instance": "9",
+    "site": "x",
+    "ingero.provider": "aws",
+}
+SENDER = NODE | {"service.name": "app", "service.instance.id": "7", "ingero.provider": "gcp"}
+
+
+@ENCODINGS
+def test_a_point_replaces_labels_of_its_sender_but_not_those_that_name_it(encode):
+    page = Scraped(const_labels={"site": "hel"})
+    export = encode(gauge_export(resource=SENDER, **FORGED))
+    plain = encode(gauge_export(value=2.0, resource=SENDER))
+    pushes = [plain, export, plain, export]
+    found = series(page.scrape(lambda: [page.push(push) for push in pushes]))
+    who = WHO | {"job": "app", "instance": "7", "site": "hel"}
+    exported = {
+        "exported_ingero_cluster_id": "c2",
+        "exported_ingero_node_id": "n2",
+        "exported_job": "other",
+        "exported_instance": "9",
+        "exported_site": "x",
+    }
+    shown = {key: value for key, value in found.items() if key[0] == "a_b"}
+    assert shown == {
+        labelled("a_b", ingero_provider="gcp", **who): 2.0,
+        labelled("a_b", ingero_provider="aws", **who, **exported): 1.0,
+    }
+    remote = written(export, external_labels={"site": "hel"})
+    assert remote["a_b"] == [who | exported | {"ingero_provider": "aws"}]
+
+
+def test_a_point_names_a_node_and_a_job_where_its_sender_names_none():
+    page = Scraped()
+    export = gauge_export(resource={}, **{"ingero.node.id": "n2", "job": "other"})
+    (found,) = series(page.scrape(lambda: page.push(export)))
+    assert found == labelled("a_b", ingero_node_id="n2", job="other")
+
+
+@pytest.mark.parametrize(
+    ("resource", "attributes"),
+    [
+        ({}, {"ingero.cluster.id": "c2"}),
+        ({}, {"ingero_cluster_id": "c2"}),
+        ({"ingero.cluster_id": "c2"}, {}),
+        ({"ingero.cluster.id": b"\xc2"}, {}),
+    ],
+)
+def test_nothing_but_the_resources_cluster_is_shown_as_the_cluster(resource, attributes):
+    resource = resource | {"service.name": "app"}
+    export = gauge_export(resource=resource, **attributes)
+    page = Scraped()
+    found = series(page.scrape(lambda: page.push(export)))
+    assert len(found) == 2
+    remote = [one for ones in written(export).values() for one in ones]
+    for labels in [*(dict(labels) for _, labels in found), *remote]:
+        assert "ingero_cluster_id" not in labels
+    assert any("exported_ingero_cluster_id" in dict(labels) for _, labels in found)
+
+
+@ENCODINGS
+def test_states_of_a_sender_end_each_other_where_a_label_was_renamed(encode):
+    page = Scraped()
+    pushes = [
+        encode(gauge_export(**{"ingero.cluster.id": "c2", "ingero.node.state": state}))
+        for state in ("active", "idle")
+    ]
+    found = series(page.scrape(lambda: [page.push(push) for push in pushes]))
+    assert [dict(labels)["ingero_node_state"] for _, labels in found] == ["idle"]
+
+
+@ENCODINGS
+def test_repeated_pushes_of_two_senders_with_renamed_labels_stay_apart(encode):
+    pushes = []
+    for value in (1.0, 2.0, 3.0):
+        for node, factor in (("n1", 1), ("n2", 10)):
+            resource, point = NODE | {"ingero.node.id": node}, {"ingero.node.id": "x"}
+            pushes.append(encode(gauge_export(value=value * factor, resource=resource, **point)))
+    page = Scraped()
+    found = series(page.scrape(lambda: [page.push(push) for push in pushes]))
+    by_node = {dict(labels)["ingero_node_id"]: value for (_, labels), value in found.items()}
+    assert by_node == {"n1": 3.0, "n2": 30.0}
 
 
 @needs_prometheus

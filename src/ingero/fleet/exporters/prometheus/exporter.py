@@ -27,6 +27,7 @@ from ingero.fleet.exporters.prometheus.series import SeriesStore
 from ingero.fleet.exporters.prometheus.text import ExpositionSettings, iter_exposition
 from ingero.fleet.factory import METRICS_ONLY, ExporterFactory
 from ingero.fleet.helpers.certificates import HANDSHAKES_REFUSED, open_renewing_context
+from ingero.fleet.helpers.prometheus_labels import SENDER_LABELS
 from ingero.fleet.views import ScrapeState, ScrapeView
 from ingero.otlp.codec import Export
 from ingero.serving.asgi import AsgiServer
@@ -145,7 +146,8 @@ class PrometheusExporter:
     def __init__(self, component: ComponentId, config: PrometheusConfig) -> None:
         self._id = component
         self._config = config
-        self._store = SeriesStore(config.max_series)
+        fixed = SENDER_LABELS | config.const_labels.keys()
+        self._store = SeriesStore(config.max_series, fixed)
         self._intake = SeriesIntake(self._store, config)
         self._pending = _WaitingExports(self._intake)
         self._lock = threading.Lock()

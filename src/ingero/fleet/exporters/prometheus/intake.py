@@ -37,12 +37,13 @@ from ingero.fleet.helpers.prometheus_histograms import (
     read_exemplars,
     read_native,
 )
-from ingero.fleet.helpers.prometheus_labels import build_job_labels, label_text, matches
-from ingero.fleet.helpers.prometheus_names import (
-    build_labels,
-    build_metric_name,
-    format_labels,
+from ingero.fleet.helpers.prometheus_labels import (
+    JOB_KEYS,
+    build_point_labels,
+    build_sender_labels,
+    build_target_labels,
 )
+from ingero.fleet.helpers.prometheus_names import build_metric_name, format_labels
 from ingero.otlp.codec import Export, Point, PointKind, Temporality, iter_points
 from ingero.otlp.codec import PointDistribution as Buckets
 from ingero.otlp.codec.points import NO_RECORDED_VALUE, read_sum
@@ -54,7 +55,6 @@ _NUMBER_KINDS: Final = frozenset({str(PointKind.GAUGE), str(PointKind.SUM)})
 _MAX_ALIAS_CHARS: Final = 64 << 10
 """Attributes as they arrive, labels or not, are remembered by their text: longer ones are refused."""
 _MAX_SERVICES: Final = 100_000
-_JOB_KEYS: Final = ("service.name", "service.namespace", "service.instance.id")
 _TARGET_INFO: Final = FamilyFacts("target_info", FamilyKind.GAUGE, "Attributes of who reports.")
 
 
@@ -267,7 +267,7 @@ class SeriesIntake:
             if len(alias) > _MAX_ALIAS_CHARS or not self._is_allowed(labels):
                 return None
             index = self._store.add_resource(alias, labels)
-        if any(key in attributes for key in _JOB_KEYS):
+        if not JOB_KEYS.isdisjoint(attributes):
             if len(self._services) >= _MAX_SERVICES:
                 self._services.clear()
             self._services.add(alias)
@@ -275,14 +275,10 @@ class SeriesIntake:
         return index
 
     def _build_sender_labels(self, attributes: Mapping[str, Any]) -> dict[str, str]:
-        config, chosen = self._config, self._config.resource_constant_labels
+        config = self._config
         is_all = config.resource_to_telemetry_conversion.enabled
-        pairs = [
-            (key, label_text(value))
-            for key, value in attributes.items()
-            if (is_all or matches(key, chosen.included)) and not matches(key, chosen.excluded)
-        ]
-        return build_labels(pairs) | build_job_labels(attributes) | config.const_labels
+        chosen = config.resource_constant_labels
+        return build_sender_labels(attributes, chosen, is_all=is_all) | config.const_labels
 
     def _is_allowed(self, labels: Mapping[str, str]) -> bool:
         """Whether a label set is within the limits: a series with more is refused, for a cut name would be another."""
@@ -294,16 +290,12 @@ class SeriesIntake:
         )
 
     def _put_target_info(self, alias: Alias, attributes: Mapping[str, Any], now_ns: int) -> None:
-        job = build_job_labels(attributes)
-        if not job:
-            return
         info = ("target", alias)
         resource = self._store.find_resource(info)
         if resource is None:
-            pairs = [(k, label_text(v)) for k, v in attributes.items() if k not in _JOB_KEYS]
-            const = self._config.const_labels
-            labels = build_labels(pairs) | job | const
-            if not self._is_allowed(labels):
+            target = build_target_labels(attributes)
+            labels = target | self._config.const_labels
+            if not target or not self._is_allowed(labels):
                 return
             resource = self._store.add_resource(info, labels)
         family = self._store.get_family(_TARGET_INFO)
@@ -355,14 +347,14 @@ class SeriesIntake:
         if store.is_full:
             store.n_refused += 1
             return None
-        labels = build_labels((key, label_text(value)) for key, value in attributes.items())
+        labels = build_point_labels(attributes)
         if len(alias) > _MAX_ALIAS_CHARS or not self._is_allowed(labels):
             self.n_oversized += 1
             return None
         exclusive, rest = self._exclusive, None
         if exclusive & attributes.keys():
-            pairs = [(k, label_text(v)) for k, v in attributes.items() if k not in exclusive]
-            rest = format_labels(build_labels(pairs))
+            others = {key: value for key, value in attributes.items() if key not in exclusive}
+            rest = format_labels(build_point_labels(others))
         return store.add_attributes(alias, labels, rest)
 
 

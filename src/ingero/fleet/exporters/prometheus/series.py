@@ -21,7 +21,7 @@ import numpy as np
 
 from ingero.fleet.exporters.prometheus.label_sets import LabelSets
 from ingero.fleet.helpers.prometheus_histograms import NativeHistogram, SeriesExemplar
-from ingero.fleet.helpers.prometheus_labels import OWN_LABELS, settle_labels
+from ingero.fleet.helpers.prometheus_labels import OWN_LABELS, SENDER_LABELS, settle_labels
 from ingero.fleet.helpers.prometheus_names import format_labels, read_labels
 
 _ATTRIBUTES_BITS: Final = 32
@@ -163,18 +163,20 @@ class SeriesStore:
 
     Args:
         max_series: Most series that are kept; a histogram counts as one.
+        fixed_labels: Names of labels that a point does not replace; see `settle_labels`.
 
     Attributes:
         n_expiries: How often series were taken away, so that the rows of others, and what is found by them, changed.
     """
 
-    def __init__(self, max_series: int) -> None:
+    def __init__(self, max_series: int, fixed_labels: frozenset[str] = SENDER_LABELS) -> None:
         self.n_expiries = 0
         self.n_series = 0
         self.n_refused = 0
         self.n_conflicts = 0
         self.families: dict[str, Family] = {}
         self._max_series = max_series
+        self._fixed_labels = fixed_labels
         self._resources = LabelSets()
         self._attributes = LabelSets()
         self._rests: dict[int, str] = {}
@@ -277,11 +279,12 @@ class SeriesStore:
     def _build_settled(self, pair: _Pair) -> tuple[int, int]:
         resource, attributes, own_label = pair
         sender = self._resources.read(resource)
-        labels = settle_labels(sender, self._attributes.read(attributes), own_label)
+        fixed = self._fixed_labels
+        labels = settle_labels(sender, self._attributes.read(attributes), own_label, fixed)
         settled = self._resources.take(labels.sender), self._attributes.take(labels.point)
         rest = self._rests.get(attributes)
         if rest is not None:
-            others = settle_labels(sender, dict(read_labels(rest)), own_label).point
+            others = settle_labels(sender, dict(read_labels(rest)), own_label, fixed).point
             self._note_rest(settled[1], format_labels(others))
         return settled
 

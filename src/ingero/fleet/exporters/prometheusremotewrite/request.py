@@ -22,13 +22,15 @@ from ingero.fleet.helpers.prometheus_histograms import (
     read_native,
 )
 from ingero.fleet.helpers.prometheus_labels import (
+    JOB_KEYS,
     OWN_LABELS,
-    build_job_labels,
-    label_text,
-    matches,
+    SENDER_LABELS,
+    build_point_labels,
+    build_sender_labels,
+    build_target_labels,
     settle_labels,
 )
-from ingero.fleet.helpers.prometheus_names import build_labels, build_metric_name, free_labels
+from ingero.fleet.helpers.prometheus_names import build_metric_name
 from ingero.otlp.codec import Export, Point, PointKind, Temporality, iter_points
 from ingero.otlp.codec.points import read_sum
 from ingero.units import NS_PER_MS
@@ -36,7 +38,6 @@ from ingero.wire.protobuf import declare_messages
 
 _STALE: Final[float] = struct.unpack("<d", struct.pack("<Q", 0x7FF0_0000_0000_0002))[0]
 """Prometheus' mark of a series that ended: model/value, StaleNaN."""
-_JOB_KEYS: Final = frozenset({"service.name", "service.namespace", "service.instance.id"})
 _WRITE_REQUEST: Final = declare_messages(
     "remote_write",
     {
@@ -121,16 +122,15 @@ class RemoteWriteRequest:
         if not name:
             return
         config = self._config
-        sender = self._build_sender_labels(point.resource)
-        own = [
-            (key, label_text(value))
-            for key, value in point.attributes.items()
-            if key not in config.drop_attributes
-        ]
+        is_all = config.resource_to_telemetry_conversion.enabled
+        chosen, external = config.resource_constant_labels, config.external_labels
+        sender = build_sender_labels(point.resource, chosen, is_all=is_all) | external
+        attributes = point.attributes.items()
+        own = {key: value for key, value in attributes if key not in config.drop_attributes}
         own_label = OWN_LABELS.get(point.kind, "")
-        settled = settle_labels(sender, build_labels(own), own_label)
-        external = free_labels(config.external_labels, {own_label})
-        labels = settled.sender | settled.point | external
+        fixed = SENDER_LABELS | external.keys()
+        settled = settle_labels(sender, build_point_labels(own), own_label, fixed)
+        labels = settled.sender | settled.point
         exemplars: list[SeriesExemplar] = []
         if config.send_exemplars and point.kind is not PointKind.GAUGE:
             exemplars = [one for one in read_exemplars(point.raw) if one.time_ms]
@@ -145,15 +145,10 @@ class RemoteWriteRequest:
         else:
             is_ended = point.is_stale or point.value is None
             yield name, labels, _STALE if is_ended else float(point.value or 0), exemplars
-        if config.target_info.enabled and (job := build_job_labels(point.resource)):
-            rest = [(k, label_text(v)) for k, v in point.resource.items() if k not in _JOB_KEYS]
-            if rest:
-                yield (
-                    "target_info",
-                    {**build_labels(rest), **job, **config.external_labels},
-                    1.0,
-                    [],
-                )
+        if config.target_info.enabled and point.resource.keys() - JOB_KEYS:
+            target = build_target_labels(point.resource)
+            if target:
+                yield "target_info", target | external, 1.0, []
 
     def find_name(self, point: Point) -> str:
         """The name of a point's series; empty for what the protocol cannot hold."""
@@ -177,16 +172,6 @@ class RemoteWriteRequest:
         is_wanted = self._config.send_native_histograms
         is_exponential = point.kind is PointKind.EXPONENTIAL_HISTOGRAM
         return is_wanted and is_exponential and read_native(point.raw) is not None
-
-    def _build_sender_labels(self, resource: Mapping[str, Any]) -> dict[str, str]:
-        config, chosen = self._config, self._config.resource_constant_labels
-        is_all = config.resource_to_telemetry_conversion.enabled
-        pairs = [
-            (key, label_text(value))
-            for key, value in resource.items()
-            if (is_all or matches(key, chosen.included)) and not matches(key, chosen.excluded)
-        ]
-        return build_labels(pairs) | build_job_labels(resource)
 
 
 def _write(series: Any, time_ms: int, value: Value) -> None:  # noqa: ANN401 -- a upb message
