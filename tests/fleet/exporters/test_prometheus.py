@@ -21,6 +21,10 @@ from tests.fleet.exporters.scraped import (
     series,
 )
 
+from ingero.config import parse_model
+from ingero.fleet.exporters.prometheus.config import PrometheusConfig
+from ingero.fleet.exporters.prometheus.intake import SeriesIntake
+from ingero.fleet.exporters.prometheus.series import SeriesStore
 from ingero.otlp.codec import (
     build_gauge,
     build_metrics,
@@ -30,8 +34,10 @@ from ingero.otlp.codec import (
     decode_protobuf,
     encode_json,
     encode_protobuf,
+    merge_exports,
     structs,
 )
+from ingero.otlp.codec.build import build_attributes
 from ingero.otlp.names import Signal
 from ingero.units import NS_PER_S
 
@@ -348,6 +354,8 @@ def test_labels_and_names_that_are_too_long_or_too_many_are_refused_and_counted(
         ([1.0, float("nan")], [1, 2, 3], False),
         ([1.0, 2.0], [1, 2, 3], True),
         ([], [], True),
+        ([float(bound) for bound in range(4096)], [6] + [0] * 4096, True),
+        ([float(bound) for bound in range(4097)], [6] + [0] * 4097, False),
     ],
 )
 def test_histogram_whose_buckets_do_not_fit_its_bounds_is_refused(bounds, counts, is_shown):
@@ -361,3 +369,89 @@ def test_histogram_whose_buckets_do_not_fit_its_bounds_is_refused(bounds, counts
     assert bool(found) == is_shown
     name = "ingero_fleet_prometheus_unsupported_points_total"
     assert page.host.read(name, exporter="prometheus") == (not is_shown)
+
+
+def test_summary_of_more_quantiles_than_a_histogram_may_have_buckets_is_refused():
+    quantiles = [structs.ValueAtQuantile(at / 5000, 1.0) for at in range(4097)]
+    point = structs.SummaryDataPoint(count=6, quantile_values=quantiles, time_unix_nano=WALL)
+    export = build_metrics(NODE, [structs.Metric(name="s", summary=structs.Summary([point]))], "t")
+    page = Scraped()
+    assert series(page.scrape(lambda: page.push(export))) == {}
+
+
+class Kept:
+    """What an exporter keeps of senders, points and names."""
+
+    def __init__(self, max_series):
+        self.store = SeriesStore(max_series)
+        config = parse_model(PrometheusConfig, {"endpoint": "127.0.0.1:0"})
+        self.intake = SeriesIntake(self.store, config)
+
+    def push(self, export):
+        message = decode_protobuf(encode_protobuf(export), Signal.METRICS)
+        self.intake.apply(message, 1, WALL)
+
+    def count(self):
+        store = self.store
+        sets = (store._resources, store._attributes)
+        return (*map(len, sets), *(len(one._aliases) for one in sets), len(store.families))
+
+
+def _sender(number, **more):
+    return NODE | {"ingero.node.id": f"n{number}", "service.name": "app", **more}
+
+
+def test_a_full_exporter_keeps_nothing_of_new_senders_points_and_names():
+    kept = Kept(max_series=2)
+    kept.push(gauge_export(resource=_sender(0)))
+    before = kept.count()
+    for number in range(1, 4):
+        kept.push(gauge_export(resource=_sender(number)))
+        kept.push(gauge_export(resource=_sender(0), x=str(number)))
+        kept.push(gauge_export(resource=_sender(0), **{"ingero.node.id": str(number)}))
+        kept.push(gauge_export(name=f"other{number}", resource=_sender(0)))
+        one, two = _histogram([1, 2, 3], 2), gauge_export(resource=NODE)
+        kept.push(merge_exports([one, two]))
+    assert kept.count() == before
+    assert kept.store.n_refused == 3 * 6
+    assert kept.store.n_series == 2
+    kept.push(gauge_export(value=7.0, resource=_sender(0)))
+    assert list(kept.store.families["a_b"].values) == [7.0]
+
+
+def test_a_full_exporter_finds_what_it_shows_in_another_spelling():
+    kept = Kept(max_series=1)
+    kept.push(gauge_export(x="1", y="2", **{"ingero.node.id": "n9"}))
+    kept.push(gauge_export(value=7.0, y="2", x="1", **{"ingero.node.id": "n9"}))
+    assert list(kept.store.families["a_b"].values) == [7.0]
+    assert kept.store.n_refused == 0
+
+
+def test_long_spellings_of_the_same_labels_do_not_fill_the_memory():
+    kept = Kept(max_series=10)
+    for number in range(300):
+        pad = f"{number}:".ljust(60_000, "x")
+        kept.push(gauge_export(resource=NODE | {"no.label": pad}))
+    aliases = kept.store._resources._aliases
+    assert sum(map(len, aliases)) < 8 << 20
+
+
+def test_label_sets_without_a_series_go_and_their_numbers_are_used_again_without_a_mistake():
+    kept = Kept(max_series=100_000)
+    nothing = build_metrics({}, [build_gauge("!", [build_number(1.0, WALL)])], "s")
+    for number in range(3000):
+        resource = structs.Resource(build_attributes(NODE | {"ingero.node.id": f"gone{number}"}))
+        nothing.tree.resource_metrics[0].resource = resource
+        kept.push(nothing)
+        if number % 100 == 0:
+            kept.push(gauge_export(value=number, resource=_sender(0), **{"ingero.node.id": "x"}))
+            kept.push(gauge_export(value=-number, resource=_sender(number + 1)))
+    assert len(kept.store._resources) < 1000
+    family = kept.store.families["a_b"]
+    found = {kept.store.labels_of(key): family.values[row] for key, row in family.rows.items()}
+    own = 'ingero_cluster_id="c1",ingero_node_id="n0",job="app",exported_ingero_node_id="x"'
+    assert found.pop(own) == 2900
+    assert found == {
+        f'ingero_cluster_id="c1",ingero_node_id="n{number + 1}",job="app"': -number
+        for number in range(0, 3000, 100)
+    }

@@ -22,7 +22,8 @@ _MIN_SCHEMA: Final = -4
 _MAX_SCHEMA: Final = 8
 _ZERO_THRESHOLD: Final = 1e-128
 """What the Collector takes where the sender says 0: with a threshold of 0 an empty histogram is not a native one."""
-_MAX_BUCKETS: Final = 4096
+MAX_BUCKETS: Final = 4096
+"""Of one histogram, or of each side of an exponential one."""
 _MAX_INDEX: Final = 1 << 29
 """Far beyond what a double can hold at any scale."""
 _MAX_COUNT: Final = 1 << 62
@@ -110,7 +111,7 @@ def read_native(raw: Proto) -> NativeHistogram | None:
 def _read_side(side: Proto | None, shift: int) -> dict[int, int] | None:
     if side is None:
         return {}
-    if len(side.bucket_counts) > _MAX_BUCKETS or abs(side.offset) > _MAX_INDEX:
+    if len(side.bucket_counts) > MAX_BUCKETS or abs(side.offset) > _MAX_INDEX:
         return None
     found: dict[int, int] = {}
     for index, count in enumerate(side.bucket_counts, side.offset):

@@ -30,6 +30,7 @@ from ingero.fleet.exporters.prometheus.series import (
     series_key,
 )
 from ingero.fleet.helpers.prometheus_histograms import (
+    MAX_BUCKETS,
     SeriesExemplar,
     keep_in_buckets,
     keep_latest,
@@ -54,7 +55,8 @@ from ingero.wire.names import MIN_PLAUSIBLE_NS
 _NUMBER_KINDS: Final = frozenset({str(PointKind.GAUGE), str(PointKind.SUM)})
 _MAX_ALIAS_CHARS: Final = 64 << 10
 """Attributes as they arrive, labels or not, are remembered by their text: longer ones are refused."""
-_MAX_SERVICES: Final = 100_000
+_MAX_HELP_CHARS: Final = 1024
+_JOB_LABELS: Final = frozenset({"job", "instance"})
 _TARGET_INFO: Final = FamilyFacts("target_info", FamilyKind.GAUGE, "Attributes of who reports.")
 
 
@@ -74,7 +76,6 @@ class SeriesIntake:
         self._dropped = frozenset(config.drop_attributes)
         self._exclusive = frozenset(config.exclusive_attributes)
         self._facts: dict[tuple[str, str, PointKind, bool], FamilyFacts | None] = {}
-        self._services: set[Alias] = set()
         self._repetitions = Repetitions(store)
 
     def apply(self, export: Export, now_ns: int, received_wall_ns: int) -> None:
@@ -85,15 +86,14 @@ class SeriesIntake:
             now_ns: Monotonic time of its arrival; what expiry counts from.
             received_wall_ns: Wall time of its arrival, for points whose own time cannot be true.
         """
+        self._store.drop_unused()
         reader = MESSAGES if export.is_message else TREES
         wall_ms = received_wall_ns // NS_PER_MS
         has_others = False
         for entry, metrics in export.metrics:
             sender = self._get_sender(entry.resource, reader, now_ns)
             if sender is None:
-                self.n_oversized += sum(
-                    len(points) for _, _, _, kind, points in metrics if kind in _NUMBER_KINDS
-                )
+                self._count_refused(sum(len(points) for *_, points in metrics))
                 continue
             push = PushedMetrics(sender, metrics, export.is_message)
             if not self._repetitions.apply(push, now_ns, wall_ms):
@@ -169,7 +169,7 @@ class SeriesIntake:
         is_sum = kind == PointKind.SUM
         is_monotonic = is_sum and metric.sum.is_monotonic
         facts = self._find_facts(metric, kind)
-        family = None if facts is None else self._store.get_family(facts)
+        family = None if facts is None else self._store.get_family(facts, len(points))
         if family is None:
             self.n_unsupported += len(points) if facts is None else 0
             return
@@ -224,8 +224,7 @@ class SeriesIntake:
                 self.n_unsupported += facts is None
                 continue
             sender = self._know_sender(alias_of(point.resource), point.resource, now_ns)
-            if sender is None:
-                self.n_oversized += 1
+            if sender is None:  # counted by `apply`
                 continue
             for name in self._dropped & point.attributes.keys():
                 del point.attributes[name]
@@ -247,7 +246,7 @@ class SeriesIntake:
         if index is None:
             return None
         raw = resource.attributes if resource is not None else ()
-        if alias in self._services:
+        if not _JOB_LABELS.isdisjoint(self._store.names_of_resource(index)):
             return self._know_sender(alias, reader.attributes(raw), now_ns)
         return index
 
@@ -260,17 +259,14 @@ class SeriesIntake:
         return self._know_sender(alias, reader.attributes(raw), now_ns)
 
     def _know_sender(self, alias: Alias, attributes: Mapping[str, Any], now_ns: int) -> int | None:
-        """The labels of a sender; None when they are over the limits."""
+        """The labels of a sender; None when they are over the limits, or new and no series is taken any more."""
         index = self._store.find_resource(alias)
         if index is None:
             labels = self._build_sender_labels(attributes)
             if len(alias) > _MAX_ALIAS_CHARS or not self._is_allowed(labels):
                 return None
             index = self._store.add_resource(alias, labels)
-        if not JOB_KEYS.isdisjoint(attributes):
-            if len(self._services) >= _MAX_SERVICES:
-                self._services.clear()
-            self._services.add(alias)
+        if index is not None and not JOB_KEYS.isdisjoint(attributes):
             self._put_target_info(alias, attributes, now_ns)
         return index
 
@@ -279,6 +275,13 @@ class SeriesIntake:
         is_all = config.resource_to_telemetry_conversion.enabled
         chosen = config.resource_constant_labels
         return build_sender_labels(attributes, chosen, is_all=is_all) | config.const_labels
+
+    def _count_refused(self, n_points: int) -> None:
+        """Of a sender that is not taken."""
+        if self._store.is_full:
+            self._store.n_refused += n_points
+        else:
+            self.n_oversized += n_points
 
     def _is_allowed(self, labels: Mapping[str, str]) -> bool:
         """Whether a label set is within the limits: a series with more is refused, for a cut name would be another."""
@@ -298,10 +301,11 @@ class SeriesIntake:
             if not target or not self._is_allowed(labels):
                 return
             resource = self._store.add_resource(info, labels)
+        empty = self._store.add_attributes("", {})
+        if resource is None or empty is None:
+            self._store.n_refused += 1
+            return
         family = self._store.get_family(_TARGET_INFO)
-        empty = self._store.find_attributes("")
-        if empty is None:
-            empty = self._store.add_attributes("", {})
         row = None if family is None else self._store.get_row(family, resource, empty)
         if family is not None and row is not None:
             family.values[row], family.seen_ns[row] = 1.0, now_ns
@@ -313,7 +317,9 @@ class SeriesIntake:
         try:
             return self._facts[key]
         except KeyError:
-            facts = self._build_facts(key, metric.description)
+            if max(len(key[0]), len(key[1])) > self._config.label_name_length_limit:
+                return None
+            facts = self._build_facts(key, metric.description[:_MAX_HELP_CHARS])
             if len(self._facts) >= 10_000:  # a sender of ever-new names costs time, not memory
                 self._facts.clear()
             self._facts[key] = facts
@@ -323,8 +329,6 @@ class SeriesIntake:
         self, key: tuple[str, str, PointKind, bool], description: str
     ) -> FamilyFacts | None:
         name, unit, kind, is_monotonic = key
-        if len(name) > self._config.label_name_length_limit:
-            return None
         is_gauge = kind is PointKind.GAUGE or (kind is PointKind.SUM and not is_monotonic)
         built = build_metric_name(
             name,
@@ -339,14 +343,11 @@ class SeriesIntake:
         return FamilyFacts(built, shown, help_text) if built.strip("_") else None
 
     def _know_attributes(self, alias: str, attributes: Mapping[str, Any]) -> int | None:
-        """The index of a point's labels; None, counted, when they are new and no series is taken any more."""
+        """The index of a point's labels; None, counted, over the limits or when new and no series is taken any more."""
         store = self._store
         index = store.find_attributes(alias)
         if index is not None:
             return index
-        if store.is_full:
-            store.n_refused += 1
-            return None
         labels = build_point_labels(attributes)
         if len(alias) > _MAX_ALIAS_CHARS or not self._is_allowed(labels):
             self.n_oversized += 1
@@ -355,7 +356,9 @@ class SeriesIntake:
         if exclusive & attributes.keys():
             others = {key: value for key, value in attributes.items() if key not in exclusive}
             rest = format_labels(build_point_labels(others))
-        return store.add_attributes(alias, labels, rest)
+        index = store.add_attributes(alias, labels, rest)
+        store.n_refused += index is None
+        return index
 
 
 def _store_distribution(
@@ -390,9 +393,11 @@ def _keep_exemplars(
 def _read_distribution(point: Point) -> SeriesDistribution | None:
     """Of a histogram or summary; None where its buckets are none."""
     if point.kind is PointKind.SUMMARY:
-        return _read_summary(point)
-    if point.distribution is not None:
-        return _cumulate(point) if _is_whole(point.distribution) else None
+        return _read_summary(point) if len(point.raw.quantile_values) <= MAX_BUCKETS else None
+    found = point.distribution
+    if found is not None:
+        is_small = len(found.bounds) <= MAX_BUCKETS
+        return _cumulate(point) if is_small and _is_whole(found) else None
     native = read_native(point.raw)
     if native is None:
         return None

@@ -5,27 +5,29 @@ most nodes' series differ only in who sent them, so label text is kept once per 
 a series is a pair of small integers, its value and two times: about 110 bytes. A point that is not newer than the
 stored one replaces it all the same, since arrival order is what a scrape shows.
 
-Lossy: at ``max_series`` new series are refused (`SeriesStore.n_refused`); a name that arrives with a second type is
-refused (`n_conflicts`).
+Lossy: at ``max_series`` new series are refused and nothing of them is kept (`SeriesStore.n_refused`); a name that
+arrives with a second type is refused (`n_conflicts`).
 """
 
 from __future__ import annotations
 
+import itertools
 from array import array
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final, TypeAlias
 
 import numpy as np
 
-from ingero.fleet.exporters.prometheus.label_sets import LabelSets
+from ingero.fleet.exporters.prometheus.label_sets import LabelSets, Spelling
 from ingero.fleet.helpers.prometheus_histograms import NativeHistogram, SeriesExemplar
 from ingero.fleet.helpers.prometheus_labels import OWN_LABELS, SENDER_LABELS, settle_labels
 from ingero.fleet.helpers.prometheus_names import format_labels, read_labels
 
 _ATTRIBUTES_BITS: Final = 32
 _MAX_ALTERNATIVES: Final = 64
+_MAX_UNUSED: Final = 256
 LONG_AGO_NS: Final = -(1 << 62)
 """Last seen so long ago that the next scrape forgets it; also of a series that has no point yet."""
 _ATTRIBUTES_MASK: Final = (1 << _ATTRIBUTES_BITS) - 1
@@ -125,6 +127,16 @@ class Family:
         self.distributions: dict[int, SeriesDistribution] = {}
         self.exemplars: dict[int, tuple[SeriesExemplar, ...]] = {}
 
+    def add(self, key: int) -> int:
+        """The row of a new series, which has no point yet."""
+        row = len(self.keys)
+        self.rows[key] = row
+        self.keys.append(key)
+        self.values.append(0.0)
+        self.times_ms.append(0)
+        self.seen_ns.append(LONG_AGO_NS)
+        return row
+
     def end_others(self, key: int, alternatives: Sequence[int]) -> None:
         """A sender is in one of several states: forget, at the next scrape, its series of the others.
 
@@ -166,7 +178,8 @@ class SeriesStore:
         fixed_labels: Names of labels that a point does not replace; see `settle_labels`.
 
     Attributes:
-        n_expiries: How often series were taken away, so that the rows of others, and what is found by them, changed.
+        n_expiries: How often series or label sets were taken away, so that the rows of others, and what a number means,
+            changed.
     """
 
     def __init__(self, max_series: int, fixed_labels: frozenset[str] = SENDER_LABELS) -> None:
@@ -183,28 +196,34 @@ class SeriesStore:
         self._of_rest: dict[str, list[int]] = {}
         self._settled: dict[_Pair, tuple[int, int]] = {}
 
-    def find_resource(self, alias: object) -> int | None:
+    def find_resource(self, alias: Spelling) -> int | None:
         """The index of a resource's labels, or None when this spelling is new."""
         return self._resources.find(alias)
 
-    def add_resource(self, alias: object, labels: dict[str, str]) -> int:
-        """Remember a resource's labels, found from now on by ``alias`` too."""
-        return self._resources.add(alias, labels)
+    def add_resource(self, alias: Spelling, labels: Mapping[str, str]) -> int | None:
+        """Remember a resource's labels, found from now on by ``alias`` too; None when they are new and it is full."""
+        return self._resources.add(alias, labels, is_full=self.is_full)
 
-    def find_attributes(self, alias: object) -> int | None:
+    def names_of_resource(self, index: int) -> frozenset[str]:
+        """Of a resource's labels."""
+        return self._resources.names[index]
+
+    def find_attributes(self, alias: Spelling) -> int | None:
         """The index of an attribute set, or None when this spelling is new."""
         return self._attributes.find(alias)
 
-    def add_attributes(self, alias: object, labels: dict[str, str], rest: str | None = None) -> int:
-        """Remember an attribute set, found from now on by ``alias`` too.
+    def add_attributes(
+        self, alias: Spelling, labels: Mapping[str, str], rest: str | None = None
+    ) -> int | None:
+        """Remember an attribute set, found from now on by ``alias`` too; None when it is new and no series is taken.
 
         Args:
             alias: What arrived.
             labels: The set.
             rest: The set without the attributes of which a sender has one value at a time; None when it has none.
         """
-        index = self._attributes.add(alias, labels)
-        if rest is not None:
+        index = self._attributes.add(alias, labels, is_full=self.is_full)
+        if rest is not None and index is not None:
             self._note_rest(index, rest)
         return index
 
@@ -228,13 +247,16 @@ class SeriesStore:
         """No new series is taken."""
         return self.n_series >= self._max_series
 
-    def get_family(self, facts: FamilyFacts) -> Family | None:
-        """The family of this name; None, counted, when its type differs from what came first."""
+    def get_family(self, facts: FamilyFacts, n_points: int = 1) -> Family | None:
+        """The family of this name; None, its points counted, when it is new and the store full, or of another type."""
         family = self.families.get(facts.name)
         if family is None:
+            if self.is_full:
+                self.n_refused += n_points
+                return None
             family = self.families[facts.name] = Family(facts)
         if family.facts.kind is not facts.kind:
-            self.n_conflicts += 1
+            self.n_conflicts += n_points
             return None
         return family
 
@@ -246,23 +268,26 @@ class SeriesStore:
             resource: Labels of its sender.
             attributes: Labels of its points; where a name stands in both, or is the family's own, see `settle_labels`.
         """
-        key = series_key(*self._settle(resource, attributes, OWN_LABELS.get(family.facts.kind, "")))
-        row = family.rows.get(key)
+        pair = (resource, attributes, OWN_LABELS.get(family.facts.kind, ""))
+        settled = self._settle(pair)
+        row = None if settled is None else family.rows.get(series_key(*settled))
         if row is None:
-            if self.is_full:
+            if settled is None or self.is_full:
                 self.n_refused += 1
                 return None
-            row = len(family.keys)
-            family.rows[key] = row
-            family.keys.append(key)
-            family.values.append(0.0)
-            family.times_ms.append(0)
-            family.seen_ns.append(LONG_AGO_NS)
+            for sender, own in ((resource, attributes), settled):
+                self._resources.note_use(sender)
+                self._attributes.note_use(own)
+            row = family.add(series_key(*settled))
             self.n_series += 1
+        if settled != pair[:2]:
+            assert settled is not None
+            self._settled[pair] = settled
         return row
 
-    def _settle(self, resource: int, attributes: int, own_label: str) -> tuple[int, int]:
-        """Two sets that say the same and of which no name stands twice."""
+    def _settle(self, pair: _Pair) -> tuple[int, int] | None:
+        """Two sets that say the same and of which no name stands twice; None when they are new and it is full."""
+        resource, attributes, own_label = pair
         of_sender, of_point = self._resources.names[resource], self._attributes.names[attributes]
         if (
             own_label not in of_sender
@@ -270,23 +295,22 @@ class SeriesStore:
             and of_sender.isdisjoint(of_point)
         ):
             return resource, attributes
-        pair = (resource, attributes, own_label)
-        found = self._settled.get(pair)
-        if found is None:
-            found = self._settled[pair] = self._build_settled(pair)
-        return found
+        return self._settled.get(pair) or self._build_settled(pair)
 
-    def _build_settled(self, pair: _Pair) -> tuple[int, int]:
+    def _build_settled(self, pair: _Pair) -> tuple[int, int] | None:
         resource, attributes, own_label = pair
         sender = self._resources.read(resource)
         fixed = self._fixed_labels
         labels = settle_labels(sender, self._attributes.read(attributes), own_label, fixed)
-        settled = self._resources.take(labels.sender), self._attributes.take(labels.point)
+        resource_then = self._resources.take(labels.sender, is_full=self.is_full)
+        attributes_then = self._attributes.take(labels.point, is_full=self.is_full)
+        if resource_then is None or attributes_then is None:
+            return None
         rest = self._rests.get(attributes)
         if rest is not None:
             others = settle_labels(sender, dict(read_labels(rest)), own_label, fixed).point
-            self._note_rest(settled[1], format_labels(others))
-        return settled
+            self._note_rest(attributes_then, format_labels(others))
+        return resource_then, attributes_then
 
     def expire(self, cutoff_ns: int) -> int:
         """Forget series last seen before ``cutoff_ns``, and label sets that nothing uses; returns how many series."""
@@ -295,22 +319,36 @@ class SeriesStore:
             n_dropped += family.drop_before(cutoff_ns)
             if not family.rows:
                 del self.families[name]
-        if n_dropped:
-            self.n_expiries += 1
-            self.n_series -= n_dropped
-            keys = [
-                np.array(family.keys, dtype=np.int64)
-                for family in self.families.values()
-                if family.keys
-            ]
-            live = np.concatenate(keys) if keys else np.zeros(0, np.int64)
-            senders = set((live >> _ATTRIBUTES_BITS).tolist())
-            kept = set((live & _ATTRIBUTES_MASK).tolist())
-            self._settled.clear()  # by numbers that are free now
-            self._resources.keep_only(senders)
-            self._attributes.keep_only(kept)
-            self._keep_alternatives(kept)
+        self.n_series -= n_dropped
+        if n_dropped or self._has_unused:
+            self._forget_unused()
         return n_dropped
+
+    def drop_unused(self) -> None:
+        """Forget label sets that no series has, once there are many. Their numbers are used again."""
+        if self._has_unused:
+            self._forget_unused()
+
+    @property
+    def _has_unused(self) -> bool:
+        return any(
+            sets.n_unused > _MAX_UNUSED + len(sets) // 4
+            for sets in (self._resources, self._attributes)
+        )
+
+    def _forget_unused(self) -> None:
+        self.n_expiries += 1
+        keys = [np.array(one.keys, dtype=np.int64) for one in self.families.values() if one.keys]
+        live = np.concatenate(keys) if keys else np.zeros(0, np.int64)
+        senders = set((live >> _ATTRIBUTES_BITS).tolist())
+        kept = set((live & _ATTRIBUTES_MASK).tolist())
+        settled = np.array([series_key(*pair) for pair in self._settled.values()], np.int64)
+        is_live = np.isin(settled, live).tolist()
+        self._settled = dict(itertools.compress(self._settled.items(), is_live))
+        self._resources.keep_only(senders.union(pair[0] for pair in self._settled))
+        kept.update(pair[1] for pair in self._settled)
+        self._attributes.keep_only(kept)
+        self._keep_alternatives(kept)
 
     def _keep_alternatives(self, kept: set[int]) -> None:
         for alike in self._of_rest.values():
