@@ -82,6 +82,12 @@ def test_what_the_receiver_holds_is_not_changed(form):
     assert next(iter_points(given)).resource["ingero.provider"] == "aws"
 
 
+def test_a_resource_without_attributes_gets_no_provider_of_another():
+    named = export("json", **{"ingero.node.id": "cw-7"})
+    _, providers = run({"rules": RULES}, named, export("protobuf"), named, export("json"))
+    assert providers == ["coreweave", None, "coreweave", None]
+
+
 def test_changed_file_is_read_again_and_a_bad_one_changes_nothing(tmp_path):
     path = tmp_path / "node_providers.yaml"
     path.write_text("rules: [{provider: gcp, nodes: ['*']}]")

@@ -200,14 +200,23 @@ class ProviderLookup:
         self._known = {}
         return True
 
-    def _find(self, key: bytes, attributes: Mapping[str, Any]) -> str | None:
+    def _find(self, attributes: Mapping[str, Any]) -> str | None:
         """The provider to set; None to leave the resource alone."""
         found = next((rule.provider for rule in self._rules if rule.fits(attributes)), None)
         provider = found if found is not None else attributes.get(Attribute.PROVIDER)
         wanted = PROVIDER_ALIASES.get(str(provider), str(provider)) if provider else None
         if wanted == attributes.get(Attribute.PROVIDER):
             wanted = None
-        if len(self._known) >= _MAX_KNOWN:
+        return wanted
+
+    def _find_known(self, resource: structs.Proto) -> str | None:
+        """As `_find`, of a upb resource; remembered by its bytes."""
+        key: bytes = resource.SerializeToString()
+        known = self._known
+        if key in known:
+            return known[key]
+        wanted = self._find(message_attributes(resource.attributes))
+        if len(known) >= _MAX_KNOWN:
             self._known = {}
         self._known[key] = wanted
         return wanted
@@ -215,13 +224,7 @@ class ProviderLookup:
     def _name_message(self, export: Export) -> Export:
         changed: dict[int, str] = {}
         for at, entry in enumerate(getattr(export.message, self._entries)):
-            key = entry.resource.SerializeToString()
-            known = self._known
-            wanted = (
-                known[key]
-                if key in known
-                else self._find(key, message_attributes(entry.resource.attributes))
-            )
+            wanted = self._find_known(entry.resource)
             if wanted is not None:
                 changed[at] = wanted
         if not changed:
@@ -242,7 +245,7 @@ class ProviderLookup:
         for at, entry in enumerate(entries):
             resource = entry.resource or structs.Resource()
             attributes = tree_attributes(resource.attributes)
-            wanted = self._find(b"", attributes)
+            wanted = self._find(attributes)
             if wanted is not None:
                 kept = [one for one in resource.attributes if one.key != Attribute.PROVIDER]
                 named = kept + build_attributes({Attribute.PROVIDER: wanted})
