@@ -33,6 +33,7 @@ from ingero.otlp.codec import (
     structs,
 )
 from ingero.otlp.codec.convert import MESSAGES, find_struct, tree_to_message
+from ingero.otlp.codec.export import MAX_NESTED_VALUES
 from ingero.otlp.codec.values import tree_value
 from ingero.otlp.names import Signal
 from ingero.wire.push import ResourceCache, read_push
@@ -451,3 +452,48 @@ def test_an_export_is_read_the_same_after_somebody_asked_for_its_other_form(kind
     assert (export.root, export.is_message, export.metrics) == (root, is_message, metrics)
     assert [(point.name, point.value, point.resource) for point in iter_points(export)] == points
     assert read_push(export, ResourceCache()) == facts
+
+
+def _nest(kind, n_levels, text="x"):
+    value = {"stringValue": text}
+    for _ in range(n_levels):
+        one = value if kind == "arrayValue" else {"key": text, "value": value}
+        value = {kind: {"values": [one]}}
+    return value
+
+
+def _log(value):
+    return {"resourceLogs": [{"scopeLogs": [{"logRecords": [{"body": value}]}]}]}
+
+
+def _exemplar(value):
+    exemplar = {"filteredAttributes": [{"key": "a", "value": value}]}
+    metric = {"name": "h", "histogram": {"dataPoints": [{"exemplars": [exemplar]}]}}
+    return {"resourceMetrics": [{"scopeMetrics": [{"metrics": [metric]}]}]}
+
+
+PLACES = pytest.mark.parametrize(
+    ("place", "signal"), [(_log, Signal.LOGS), (_exemplar, Signal.METRICS)], ids=["log", "exemplar"]
+)
+
+
+@PLACES
+@pytest.mark.parametrize("kind", ["arrayValue", "kvlistValue"])
+@pytest.mark.parametrize("text", ["x", "]}]}", "[{[{", '\\"]}'])
+def test_json_is_taken_as_deep_as_protobuf_reads_it_back_and_refused_beyond(
+    place, signal, kind, text
+):
+    body = json.dumps(place(_nest(kind, MAX_NESTED_VALUES, text))).encode()
+    export = decode_export(body, signal, "application/json")
+    assert encode_json(decode_protobuf(encode_protobuf(export), signal)) == encode_json(export)
+    body = json.dumps(place(_nest(kind, MAX_NESTED_VALUES + 1, text))).encode()
+    spelled = body.replace(b"Value", b"V\\u0061lue")
+    for one in (body, spelled, body.replace(b'{"resource', b'{"x": null, "resource', 1)):
+        with pytest.raises(BadDataError, match="30 lists and maps"):
+            decode_export(one, signal, "application/json")
+
+
+def test_many_lists_and_maps_beside_one_another_are_taken():
+    records = [{"body": _nest("kvlistValue", 3, text)} for text in ("a", "[{", "}]", "\u00e9")] * 50
+    body = json.dumps({"resourceLogs": [{"scopeLogs": [{"logRecords": records}]}]}).encode()
+    assert decode_export(body, Signal.LOGS, "application/json").n_items == 200
