@@ -267,7 +267,11 @@ class Authenticator(Protocol):
     """Capability of ``bearertokenauth`` and its kin, on both sides of a connection."""
 
     def authenticate(self, authorization: str | None) -> str | None:
-        """The subject behind an ``Authorization`` value, or None when it is refused. Constant time."""
+        """The subject behind an ``Authorization`` value, or None when it is refused. Constant time.
+
+        Raises:
+            RetryableError: It cannot be checked now; the same request may be sent again.
+        """
         ...
 
     def client_headers(self) -> Mapping[str, str]:

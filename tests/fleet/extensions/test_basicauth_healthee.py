@@ -2,13 +2,14 @@
 
 import asyncio
 import base64
+import time
 
 import bcrypt
 import httpx
 import pytest
 
 from ingero.config import parse_model
-from ingero.errors import ConfigError, IngeroError
+from ingero.errors import ConfigError, IngeroError, RetryableError
 from ingero.fleet.component import (
     Authenticator,
     ComponentId,
@@ -81,6 +82,68 @@ def test_changed_file_is_read_again_and_a_bad_one_changes_nothing(tmp_path):
     host.advance(5 * NS_PER_S)
     assert auth.authenticate(basic("ann", "new")) == "user:ann"
     assert auth.authenticate(basic("root", "r")) == "user:root"
+
+
+def test_a_changed_line_leaves_the_credentials_of_others_known(tmp_path, monkeypatch):
+    file = tmp_path / "htpasswd"
+    bob = line("bob", "b")
+    file.write_text(line("ann", "old") + bob)
+    auth, host = open_auth({"htpasswd": {"file": str(file)}})
+    given = [basic("ann", "old"), basic("bob", "b"), basic("bob", "no"), basic("eve", "e")]
+    assert [auth.authenticate(one) for one in given] == ["user:ann", "user:bob", None, None]
+    file.write_text(line("ann", "new") + bob + line("eve", "e"))
+    host.advance(5 * NS_PER_S)
+    calls, check = [], bcrypt.checkpw
+    monkeypatch.setattr(bcrypt, "checkpw", lambda *args: calls.append(args[0]) or check(*args))
+    assert [auth.authenticate(one) for one in given] == [None, "user:bob", None, "user:eve"]
+    assert calls == [b"old", b"e"]
+    file.write_text(line("eve", "e"))
+    host.advance(5 * NS_PER_S)
+    assert auth.authenticate(given[1]) is None
+
+
+def test_checks_take_a_fifth_of_a_core_and_known_credentials_do_not_wait():
+    slow = bcrypt.hashpw(b"pw", bcrypt.gensalt(10)).decode()
+    auth, host = open_auth({"htpasswd": {"inline": f"ann:{slow}\n{line('bob', 'b')}"}})
+    assert auth.authenticate(basic("bob", "b")) == "user:bob"
+
+    name = "ingero_fleet_auth_refused_total"
+
+    def check_many():
+        return [auth.authenticate(basic("ann", f"wrong{number}")) for number in range(1000)]
+
+    before_ns = time.thread_time_ns()
+    with pytest.raises(RetryableError) as refused:
+        check_many()
+    assert host.read(name, extension="basicauth", reason="wrong") > 0
+    assert time.thread_time_ns() - before_ns < 2 * NS_PER_S
+    assert 0 < refused.value.retry_after_ns < 5 * NS_PER_S
+    with pytest.raises(RetryableError):
+        auth.authenticate(basic("ann", "pw"))
+    for _ in range(100):
+        assert auth.authenticate(basic("bob", "b")) == "user:bob"
+        assert auth.authenticate(basic("ann", "wrong0")) is None
+        assert auth.authenticate("Basic %%%") is None
+    host.advance(NS_PER_S)
+    assert auth.authenticate(basic("ann", "pw")) == "user:ann"
+    assert host.read(name, extension="basicauth", reason="unchecked") == 2
+
+
+def test_wrong_credentials_do_not_push_out_right_ones_and_are_bounded(monkeypatch):
+    monkeypatch.setattr(basicauth, "_MAX_WRONG", 5)
+    auth, _ = open_auth({"htpasswd": {"inline": line("ann", "pw")}})
+    assert auth.authenticate(basic("ann", "pw")) == "user:ann"
+    for number in range(20):
+        assert auth.authenticate(basic("ann", f"no{number}")) is None
+    assert len(auth._wrong) == 5
+    calls, check = [], bcrypt.checkpw
+    monkeypatch.setattr(bcrypt, "checkpw", lambda *args: calls.append(1) or check(*args))
+    assert auth.authenticate(basic("ann", "pw")) == "user:ann"
+    assert auth.authenticate(basic("ann", "no19")) is None
+    assert calls == []
+    kept = repr([*auth._right.items(), *auth._wrong.items()])
+    assert "no19" not in kept
+    assert "pw" not in kept
 
 
 @pytest.mark.parametrize(
@@ -156,6 +219,8 @@ class Auth:
     """Knows one token."""
 
     def authenticate(self, authorization):
+        if authorization == "Bearer later":
+            raise RetryableError("too many new credentials at once")
         return "token:x" if authorization == "Bearer right" else None
 
 
@@ -193,10 +258,11 @@ def test_state_needs_the_right_token_and_shows_everything():
     asked = [
         (STATE, {}),
         (STATE, {"authorization": "Bearer no"}),
+        (STATE, {"authorization": "Bearer later"}),
         (STATE, {"authorization": "Bearer right"}),
     ]
-    none, wrong, right = ask(healthee.FACTORY, BEARER, asked)
-    assert (none.status_code, wrong.status_code, right.status_code) == (401, 401, 200)
+    none, wrong, later, right = ask(healthee.FACTORY, BEARER, asked)
+    assert [one.status_code for one in (none, wrong, later, right)] == [401, 401, 503, 200]
     assert none.headers["www-authenticate"] == "Bearer"
     body = right.json()
     assert (body["status"], body["schema_version"], body["uptime_s"]) == ("running", 1, 100.0)

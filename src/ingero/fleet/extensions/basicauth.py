@@ -1,8 +1,10 @@
 """``basicauth``: checks and sends names with passwords (RFC 7617).
 
 A server reads ``htpasswd`` lines whose passwords are hashed by bcrypt; other hashes are refused at the start, because
-they are broken or need a library that nobody keeps. A password that was right once is remembered by a keyed digest, so
-that bcrypt, which is slow on purpose, runs once per process and sender and not for each push.
+they are broken or need a library that nobody keeps. Credentials that were checked are remembered by a keyed digest,
+right ones until their line changes, so that bcrypt, which is slow on purpose, runs once per process and sender and not
+for each push. It runs where pushes are taken, so all checks together get a share of one core's time: credentials that
+nobody knows yet are asked to come again when it is used up, and known ones do not notice.
 
 Source: opentelemetry-collector-contrib ``extension/basicauthextension`` (key names; client and server exclude each
 other; ``file`` before ``inline``).
@@ -16,6 +18,7 @@ import hmac
 import logging
 import re
 import secrets
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final, Self
@@ -23,16 +26,22 @@ from typing import Final, Self
 from pydantic import Field, model_validator
 
 from ingero.config import Secret, StrictModel
-from ingero.errors import ConfigError, ConfigProblem, IngeroError
+from ingero.errors import ConfigError, ConfigProblem, IngeroError, RetryableError
 from ingero.fleet.component import Authenticator, ComponentId, Host, Stability
 from ingero.fleet.factory import ExtensionFactory
 from ingero.fleet.helpers.credentials import REFUSED
+from ingero.telemetry.clock import Clock, SystemClock
 from ingero.units import NS_PER_S
 
 _log = logging.getLogger("ingero.fleet.extensions.basicauth")
 
 _BCRYPT: Final = re.compile(r"\$2[abxy]\$\d\d\$[./A-Za-z0-9]{53}")
 _MAX_REMEMBERED: Final = 100_000
+_MAX_WRONG: Final = 10_000
+_CHECKS_SHARE: Final = 0.2
+"""Of one core."""
+_MAX_CHECKS_AT_ONCE_NS: Final = NS_PER_S // 2
+"""Processor time after a pause; about eight checks of htpasswd's cost 10."""
 _MAX_PASSWORD_BYTES: Final = 72
 """What bcrypt reads; the library refuses more."""
 _REFRESH_NS: Final = 5 * NS_PER_S
@@ -89,6 +98,31 @@ class BasicAuthConfig(StrictModel):
         return self
 
 
+class _CheckTime:
+    """Processor time that checks may take: a share of each second, some of it saved up.
+
+    Args:
+        clock: Time.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._left_ns: float = _MAX_CHECKS_AT_ONCE_NS
+        self._read_ns = clock.mono_ns()
+
+    def find_wait_ns(self) -> int:
+        """Until a check may run; 0 for now. One that takes longer than what is left delays the next."""
+        now_ns = self._clock.mono_ns()
+        earned_ns = (now_ns - self._read_ns) * _CHECKS_SHARE
+        self._left_ns = min(_MAX_CHECKS_AT_ONCE_NS, self._left_ns + earned_ns)
+        self._read_ns = now_ns
+        return 0 if self._left_ns > 0 else int(-self._left_ns / _CHECKS_SHARE) + 1
+
+    def spend(self, used_ns: int) -> None:
+        """A check took so long."""
+        self._left_ns -= used_ns
+
+
 class BasicAuth:
     """An `Authenticator` for either side of a connection."""
 
@@ -98,14 +132,19 @@ class BasicAuth:
         self._hashes: dict[str, bytes] = {}
         self._header = ""
         self._key = secrets.token_bytes(32)
-        self._remembered: dict[bytes, str | None] = {}
+        self._right: dict[bytes, str] = {}
+        self._wrong: dict[bytes, bytes] = {}
         self._read: tuple[str, ...] = ()
+        self._check_time = _CheckTime(SystemClock())
 
     async def start(self, host: Host) -> None:
         """Read the passwords and offer the check. Raises IngeroError for an unreadable file or another kind of hash."""
         refused = host.meter.counter(REFUSED)
-        self._missing = refused.bound(extension=self._name, reason="missing")
-        self._wrong = refused.bound(extension=self._name, reason="wrong")
+        self._count_refused = {
+            reason: refused.bound(extension=self._name, reason=reason)
+            for reason in ("missing", "wrong", "unchecked")
+        }
+        self._check_time = _CheckTime(host.clock)
         self._load()
         if any(_iter_files(self._config)):
             host.every(_REFRESH_NS, self._refresh)
@@ -115,39 +154,62 @@ class BasicAuth:
         """Nothing to release."""
 
     def authenticate(self, authorization: str | None) -> str | None:
-        """The subject behind an ``Authorization`` value, or None when it is refused."""
+        """The subject behind an ``Authorization`` value, or None when it is refused.
+
+        Raises:
+            RetryableError: It is not known yet, and too many others were checked just now.
+        """
         if authorization is None:
-            self._missing(1)
+            self._count_refused["missing"](1)
             return None
-        digest = hmac.digest(self._key, authorization.encode("utf-8", "surrogateescape"), "sha256")
-        if digest not in self._remembered:
-            if len(self._remembered) >= _MAX_REMEMBERED:
-                self._remembered.clear()
-            self._remembered[digest] = self._check(authorization)
-        subject = self._remembered[digest]
-        if subject is None:
-            self._wrong(1)
-        return subject
+        digest = self._digest(authorization.encode("utf-8", "surrogateescape"))
+        name = self._right.get(digest)
+        if name is None and digest not in self._wrong:
+            name = self._check(authorization, digest)
+        if name is None:
+            self._count_refused["wrong"](1)
+            return None
+        return f"user:{name}"
 
     def client_headers(self) -> Mapping[str, str]:
         """The header with name and password; none for a server."""
         return {"Authorization": self._header} if self._header else {}
 
-    def _check(self, authorization: str) -> str | None:
+    def _digest(self, text: bytes) -> bytes:
+        """What a text is remembered by; says nothing of it outside this process."""
+        return hmac.digest(self._key, text, "sha256")
+
+    def _check(self, authorization: str, digest: bytes) -> str | None:
+        """The name of credentials that are met for the first time, if they are right."""
+        given = _read_credentials(authorization)
+        if given is None:
+            return None
+        name, password = given
+        known = self._hashes.get(name)
+        # An unknown name takes as long as a known one.
+        is_right = self._is_password(password, known or next(iter(self._hashes.values())))
+        if known is None or not is_right:
+            if len(self._wrong) >= _MAX_WRONG:
+                self._wrong.pop(next(iter(self._wrong)), None)
+            self._wrong[digest] = self._digest(name.encode())
+            return None
+        if len(self._right) >= _MAX_REMEMBERED:
+            self._right.clear()
+        self._right[digest] = name
+        return name
+
+    def _is_password(self, password: bytes, known: bytes) -> bool:
         import bcrypt  # noqa: PLC0415 -- a client needs none
 
-        scheme, _, encoded = authorization.partition(" ")
-        try:
-            name, colon, password = base64.b64decode(encoded, validate=True).decode().partition(":")
-        except (binascii.Error, ValueError):
-            return None
-        known = self._hashes.get(name)
-        text = password.encode()
-        if scheme.lower() != "basic" or not colon or len(text) > _MAX_PASSWORD_BYTES:
-            return None
-        # An unknown name takes as long as a known one.
-        is_right = bcrypt.checkpw(text, known or next(iter(self._hashes.values())))
-        return f"user:{name}" if is_right and known is not None else None
+        wait_ns = self._check_time.find_wait_ns()
+        if wait_ns:
+            self._count_refused["unchecked"](1)
+            message = "too many new credentials at once; push again"
+            raise RetryableError(message, retry_after_ns=wait_ns)
+        before_ns = time.thread_time_ns()
+        is_right = bcrypt.checkpw(password, known)
+        self._check_time.spend(time.thread_time_ns() - before_ns)
+        return is_right
 
     def _refresh(self) -> None:
         try:
@@ -168,9 +230,30 @@ class BasicAuth:
             self._header = f"Basic {base64.b64encode(pair).decode()}"
         elif server is not None:
             inline = server.inline.get_secret_value() if server.inline else ""
-            self._hashes = _read_hashes([*rest, inline])
-            self._remembered.clear()
+            self._take_hashes(_read_hashes([*rest, inline]))
         self._read = texts
+
+    def _take_hashes(self, hashes: dict[str, bytes]) -> None:
+        """Passwords from now on; what was found of names whose hash is another is forgotten."""
+        before, self._hashes = self._hashes, hashes
+        names = before.keys() | hashes.keys()
+        changed = {name for name in names if before.get(name) != hashes.get(name)}
+        digests = {self._digest(name.encode()) for name in changed}
+        self._right = {key: name for key, name in self._right.items() if name not in changed}
+        self._wrong = {key: name for key, name in self._wrong.items() if name not in digests}
+
+
+def _read_credentials(authorization: str) -> tuple[str, bytes] | None:
+    """Name and password; None where none can be."""
+    scheme, _, encoded = authorization.partition(" ")
+    try:
+        name, colon, password = base64.b64decode(encoded, validate=True).decode().partition(":")
+    except (binascii.Error, ValueError):
+        return None
+    text = password.encode()
+    if scheme.lower() != "basic" or not colon or len(text) > _MAX_PASSWORD_BYTES:
+        return None
+    return name, text
 
 
 def _iter_files(config: BasicAuthConfig) -> Iterator[Path]:

@@ -14,7 +14,7 @@ from pydantic import Field
 from ingero import __version__
 from ingero.config import Endpoint, StrictModel
 from ingero.config.tls import TlsServerConfig
-from ingero.errors import ConfigError
+from ingero.errors import ConfigError, RetryableError
 from ingero.fleet.component import (
     ComponentId,
     Host,
@@ -85,8 +85,11 @@ class HealtheePages:
             return build_json_page(500, {"error": error.message})
         given = [value for name, value in scope["headers"] if name == b"authorization"]
         text = given[0].decode("latin-1") if len(given) == 1 else None
-        if authenticator is not None and authenticator.authenticate(text) is not None:
-            return None
+        try:
+            if authenticator is not None and authenticator.authenticate(text) is not None:
+                return None
+        except RetryableError as error:
+            return build_json_page(503, {"error": error.message})
         page = build_json_page(401, {"error": "missing or wrong credentials"})
         return dataclasses.replace(page, headers=(*page.headers, (b"www-authenticate", b"Bearer")))
 

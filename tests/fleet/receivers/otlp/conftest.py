@@ -8,10 +8,12 @@ import threading
 import pytest
 
 from ingero.config import parse_model
+from ingero.errors import RetryableError
 from ingero.fleet.component import Authenticator, ComponentId, PushAnswer, PushAnswerer
 from ingero.fleet.receivers.otlp import OtlpReceiver, OtlpReceiverConfig
 from ingero.otlp.names import Signal
 from ingero.testing.host import ManualHost
+from ingero.units import NS_PER_S
 from ingero.wire.push import ResourceCache, read_push
 
 
@@ -49,9 +51,11 @@ class Cluster:
 
 
 class Tokens:
-    """An authenticator with one good token."""
+    """An authenticator with one good token, and one that it has no time for."""
 
     def authenticate(self, authorization):
+        if authorization == "Bearer later":
+            raise RetryableError("too many new credentials at once", retry_after_ns=3 * NS_PER_S)
         return "agents" if authorization == "Bearer sesame" else None
 
     def client_headers(self):

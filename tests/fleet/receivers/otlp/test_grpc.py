@@ -222,6 +222,15 @@ def test_items_that_a_processor_dropped_are_told(serve, dial):
     assert (partial.rejected_data_points, partial.error_message) == (1, "they were bad")
 
 
+def test_a_push_whose_token_cannot_be_checked_now_is_asked_to_come_again(serve, dial, tokens):
+    running = serve(grpc={"auth": {"authenticator": "bearertokenauth"}}, offers=tokens)
+    metadata = [("authorization", "Bearer later")]
+    error = refusal(MetricsServiceStub(dial(running)).Export, push(), metadata=metadata)
+    assert error.code() is grpc.StatusCode.UNAVAILABLE
+    assert "grpc-status-details-bin" in dict(error.trailing_metadata())
+    assert not running.cluster.batches
+
+
 def test_a_push_without_the_token_learns_nothing(serve, dial, tokens, caplog):
     running = serve(grpc={"auth": {"authenticator": "bearertokenauth"}}, offers=tokens)
     export = MetricsServiceStub(dial(running)).Export

@@ -251,6 +251,16 @@ def test_items_that_a_processor_dropped_are_told_as_partial_success(serve):
 # Who may push.
 
 
+def test_a_push_whose_token_cannot_be_checked_now_is_asked_to_come_again(serve, tokens):
+    running = serve({"auth": {"authenticator": "bearertokenauth"}}, offers=tokens)
+    headers = {**JSON, "authorization": "Bearer later"}
+    answer = post(running, encode_json(push()), "/v1/metrics?cluster_id=c1", headers=headers)
+    assert (answer.status_code, answer.headers["retry-after"]) == (503, "3")
+    assert "x-ingero-threshold" not in answer.headers
+    assert not running.cluster.batches
+    assert running.refused("overloaded") == 1
+
+
 def test_a_push_without_the_token_learns_nothing(serve, tokens, caplog):
     running = serve({"auth": {"authenticator": "bearertokenauth"}}, offers=tokens)
     body = encode_json(push())

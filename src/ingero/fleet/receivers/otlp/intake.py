@@ -130,7 +130,7 @@ class PushIntake:
 
     def admit(self, request: OtlpRequest, *, is_full: bool) -> RequestRefusal | None:
         """Refuse while the service ends, a signal that nobody takes, too much at once, and unknown senders."""
-        is_known = self._authenticator is None or self._authenticate(request)
+        unknown = self._authenticate(request)
         if self._host.draining:
             return DRAINING
         if request.signal not in self._outputs:
@@ -138,7 +138,7 @@ class PushIntake:
             return RequestRefusal(OtlpAnswer(AnswerStatus.NOT_FOUND, message), Reason.NO_PIPELINE)
         if is_full:
             return OVERLOADED
-        return None if is_known else _UNKNOWN
+        return unknown
 
     def reserve(self, request: OtlpRequest) -> None:
         """Nothing: bodies are bounded by what is buffered."""
@@ -155,17 +155,21 @@ class PushIntake:
                 cluster_hint=request.hint or None,
             )
 
-    def _authenticate(self, request: OtlpRequest) -> bool:
-        """Whether the sender may push; notes who it is."""
-        assert self._authenticator is not None
-        subject = self._authenticator.authenticate(request.authorization)
+    def _authenticate(self, request: OtlpRequest) -> RequestRefusal | None:
+        """Why the sender may not push; otherwise notes who it is."""
+        if self._authenticator is None:
+            return None
+        try:
+            subject = self._authenticator.authenticate(request.authorization)
+        except RetryableError as error:
+            return RequestRefusal(_ask_again(error), Reason.OVERLOADED)
         if subject is None:
-            return False
+            return _UNKNOWN
         push: PushContext = request.context
         push.auth_subject = subject
         if isinstance(self._authenticator, ClusterBound):
             push.allowed_clusters = self._authenticator.find_clusters(subject)
-        return True
+        return None
 
     def take(self, request: OtlpRequest, body: bytes) -> OtlpAnswer:
         """Decode a body and hand it on; when this returns, the push is applied."""
@@ -266,7 +270,7 @@ class PushIntake:
         try:
             self._outputs[batch.signal].consume(batch)
         except RetryableError as refusal:
-            return OtlpAnswer(AnswerStatus.UNAVAILABLE, refusal.message, _retry_after_s(refusal))
+            return _ask_again(refusal)
         except BadDataError as refusal:
             return OtlpAnswer(AnswerStatus.BAD_DATA, refusal.message)
         except PermanentError as refusal:
@@ -377,6 +381,10 @@ def write_headers(answer: PushAnswer) -> AnswerHeaders:
         f"{Header.THRESHOLD}: {threshold}\r\n{Header.QUORUM_MET}: {quorum_met}\r\n".encode(),
         ((str(Header.GRPC_THRESHOLD), threshold), (str(Header.GRPC_QUORUM_MET), quorum_met)),
     )
+
+
+def _ask_again(refusal: RetryableError) -> OtlpAnswer:
+    return OtlpAnswer(AnswerStatus.UNAVAILABLE, refusal.message, _retry_after_s(refusal))
 
 
 def _retry_after_s(refusal: RetryableError) -> int:
