@@ -111,6 +111,13 @@ def test_a_damaged_file_is_refused_with_what_is_wrong(tmp_path, change, told):
         read_trace(path)
 
 
+def test_a_file_with_a_sequence_number_that_nobody_can_count_on_from_is_refused(tmp_path):
+    path = tmp_path / "t.parquet"
+    write_operations(path, [run_of(0, "a" * 16, [(2**63 - 1, 0, 1, 1, 100)])], {})
+    with pytest.raises(BadDataError, match="column seq holds 9223372036854775807"):
+        read_trace(path)
+
+
 def test_labels_that_are_no_object_are_refused(tmp_path):
     path = tmp_path / "t.parquet"
     pq.write_table(pa.table({"a": [1]}).replace_schema_metadata({"ingero.labels": "[1]"}), path)

@@ -10,7 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ingero.errors import BadDataError
-from ingero.model.collectives import COLLECTIVE_OP, ClockKind, CollectiveOp, CollectiveRun, Rank
+from ingero.model.collectives import (
+    COLLECTIVE_OP,
+    MAX_SEQ,
+    ClockKind,
+    CollectiveOp,
+    CollectiveRun,
+    Rank,
+)
 from ingero.otlp.codec import (
     build_logs,
     build_value,
@@ -43,7 +50,7 @@ EXAMPLE = np.array(
 
 rows = st.lists(
     st.tuples(
-        st.integers(0, 2**64 - 1),
+        st.integers(0, MAX_SEQ),
         st.integers(0, 2**63 - 1),
         st.integers(-1, MAX_DURATION_NS),
         st.integers(-1, MAX_DURATION_NS),
@@ -181,7 +188,8 @@ def test_an_op_column_without_width_is_refused():
 @pytest.mark.parametrize(
     ("column", "value"),
     [("entry_ns", -1), ("inside_ns", -2), ("own_ns", -2), ("n_bytes", -2),
-     ("inside_ns", MAX_DURATION_NS + 1), ("own_ns", MAX_DURATION_NS + 1)],
+     ("inside_ns", MAX_DURATION_NS + 1), ("own_ns", MAX_DURATION_NS + 1),
+     ("seq", MAX_SEQ + 1), ("seq", 2**63 - 1), ("seq", 2**64 - 1)],
 )  # fmt: skip
 def test_values_out_of_range_are_refused(column, value):
     ops = EXAMPLE.copy()

@@ -18,7 +18,7 @@ import numpy as np
 from ingero.errors import BadDataError
 from ingero.job_traces.model import STEP, JobTrace
 from ingero.model.arrays import IntArray, Records
-from ingero.model.collectives import COLLECTIVE_OP, ClockKind, CollectiveRun, Rank
+from ingero.model.collectives import COLLECTIVE_OP, MAX_SEQ, ClockKind, CollectiveRun, Rank
 from ingero.units import NS_PER_S, NS_PER_US
 
 if TYPE_CHECKING:
@@ -143,6 +143,8 @@ def build_operations_trace(table: pa.Table, name: str) -> JobTrace:
         runs = [_build_run(run, name, ops[at == number]) for number, run in enumerate(stated)]
     except (KeyError, TypeError, ValueError) as error:
         raise BadDataError(f"{name}: its runs cannot be read: {error!r}") from error
+    if (ops["seq"] > MAX_SEQ).any():
+        raise BadDataError(f"{name}: column seq holds {ops['seq'].max()}; at most {MAX_SEQ}")
     runs = [run for run in runs if run.ops.size]
     if not runs or (at < 0).any() or (at >= len(stated)).any():
         raise BadDataError(f"{name}: {table.num_rows} operations of {len(runs)} known runs")

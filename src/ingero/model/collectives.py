@@ -45,8 +45,12 @@ class ClockKind(IntEnum):
 UNKNOWN_NS: Final = -1
 """In a column of durations: not measured. Absent is not zero."""
 
+MAX_SEQ: Final = (1 << 62) - 1
+"""Largest sequence number that is taken from outside; room to count on from it in 64 bits with a sign."""
+
 COLLECTIVE_OP: Final = np.dtype([
-    ("seq", "<u8"),  # sequence number on the communicator, counted by every member alike
+    # Sequence number on the communicator, counted by every member alike; at most MAX_SEQ.
+    ("seq", "<u8"),
     # When the rank entered, on its own clock; ordered within a rank, not across ranks.
     ("entry_ns", "<i8"),
     ("inside_ns", "<i8"),  # from entry to leaving; UNKNOWN_NS when the end was not seen

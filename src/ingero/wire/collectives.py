@@ -22,6 +22,7 @@ from ingero.errors import BadDataError
 from ingero.model.arrays import Records
 from ingero.model.collectives import (
     COLLECTIVE_OP,
+    MAX_SEQ,
     UNKNOWN_NS,
     ClockKind,
     CollectiveOp,
@@ -217,6 +218,8 @@ def _unpack_column(body: bytes, at: int, n_ops: int, column: tuple[int, int, int
 
 def _checked(name: str, values: _Column) -> npt.NDArray[Any]:
     if name == "seq":
+        if len(values) and int(values.max()) > MAX_SEQ:
+            raise BadDataError(f"column {name} holds {int(values.max())}; at most {MAX_SEQ}")
         return values
     if name == "op":
         return np.where(values > _MAX_OP, CollectiveOp.UNKNOWN, values)

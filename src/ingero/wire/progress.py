@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 from ingero.errors import BadDataError
-from ingero.model.collectives import CollectiveOp, Rank
+from ingero.model.collectives import MAX_SEQ, CollectiveOp, Rank
 from ingero.model.progress import Ending, RankProgress
 from ingero.otlp.codec import Export, build_attributes, read_log_entries, structs
 from ingero.wire.collectives import build_rank_logs, read_job
@@ -83,7 +83,7 @@ def _read_record(
     if not isinstance(comm, str) or _COMM.fullmatch(comm) is None:
         raise BadDataError(f"{Attribute.COLLECTIVE_COMM} is {comm!r:.60}; 16 hexadecimal digits")
     n_ranks = _read_int(attributes, Attribute.COLLECTIVE_N_RANKS, (1, _MAX_RANKS))
-    entered = _read_int(attributes, Attribute.PROGRESS_ENTERED, (0, _MAX_VALUE))
+    entered = _read_int(attributes, Attribute.PROGRESS_ENTERED, (0, MAX_SEQ))
     has_left = Attribute.PROGRESS_LEFT in attributes
     name = str(attributes.get(Attribute.PROGRESS_OP, "")).upper()
     return RankProgress(
