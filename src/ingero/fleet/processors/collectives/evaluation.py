@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
-from collections.abc import Callable, Mapping
+import logging
+import traceback
+from collections import Counter, deque
+from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from typing import Final
 
 from ingero.fleet.component import Host
 from ingero.fleet.processors.collectives import telemetry
 from ingero.fleet.processors.collectives.conclusions import Conclusion
-from ingero.fleet.processors.collectives.hangs import HangTracker
+from ingero.fleet.processors.collectives.hangs import HangChanges, HangTracker
 from ingero.fleet.processors.collectives.log_lines import EventLog
 from ingero.fleet.processors.collectives.reports import PipelineReports
 from ingero.fleet.processors.collectives.state import CollectivesState
-from ingero.model.hang import HangReport
+from ingero.model.diagnosis import Diagnosis
+from ingero.model.hang import HangReport, HangRoot
+from ingero.model.verdicts import Verdict
+from ingero.telemetry.limited import RateLimitedLog
 from ingero.telemetry.metrics import MeterRegistry
 from ingero.units import NS_PER_S
 
@@ -23,10 +29,15 @@ _REST: Final = 4
 """An evaluation is followed by a rest of this many times its own duration, at most `_MAX_REST_NS`."""
 _MAX_REST_NS: Final = NS_PER_S
 """Of a large job a round takes seconds: four times as long would be a verdict that comes too late."""
+_MAX_TRACED: Final = 64
+"""Places in the code whose first fault is logged with its traceback."""
+_log: Final = logging.getLogger("ingero.fleet.processors.nccl")
 
 
 class EvaluationThread:
     """Runs an action on a thread of its own: one at a time, and a fifth of the time while it is short.
+
+    What the action raises is logged and counted, and the action runs again.
 
     Args:
         action: What to run.
@@ -40,14 +51,14 @@ class EvaluationThread:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="ingero-judge")
         self._running: Future[None] | None = None
         self._rest_until_ns = 0
+        self._count_fault = host.meter.counter(telemetry.JUDGE_FAULTS).bound()
+        self._lines = RateLimitedLog(_log, host.clock)
+        self._traced: set[tuple[str, str, int | None]] = set()
 
     def kick(self) -> None:
         """Start the action unless it is still running or rests."""
-        if self._running is not None:
-            if not self._running.done():
-                return
-            self._running.result()  # a fault of ours is logged by the host, once
-            self._running = None
+        if self._running is not None and not self._running.done():
+            return
         if self._clock.mono_ns() >= self._rest_until_ns:
             self._running = self._thread.submit(self._run)
 
@@ -57,10 +68,28 @@ class EvaluationThread:
 
     def _run(self) -> None:
         began_ns = self._clock.mono_ns()
-        self._action()
+        try:
+            self._action()
+        except Exception as error:  # noqa: BLE001 - one round's defect must not end judging
+            self._note_fault(error)
         took_ns = self._clock.mono_ns() - began_ns
         self._rest_until_ns = began_ns + took_ns + min(_REST * took_ns, _MAX_REST_NS)
         self._record(took_ns / NS_PER_S)
+        self._lines.flush()
+
+    def _note_fault(self, error: Exception) -> None:
+        """Count a fault and log it: the first of each place with its traceback, the others with a limit."""
+        self._count_fault(1)
+        raised = traceback.extract_tb(error.__traceback__)[-1]
+        place = type(error).__name__, raised.filename, raised.lineno
+        if place not in self._traced and len(self._traced) < _MAX_TRACED:
+            self._traced.add(place)
+            _log.error("a round of judging failed; the next one runs", exc_info=error)
+            return
+        self._lines.write(
+            place, logging.ERROR, "a round of judging failed again",
+            error=repr(error), file=raised.filename, line=raised.lineno,
+        )  # fmt: skip
 
 
 class StateGauges:
@@ -108,7 +137,10 @@ class StateGauges:
 
 
 class Evaluation:
-    """Judges everything that waits, and reports what came of it down the pipelines, as gauges and in the log."""
+    """Judges everything that waits, and reports what came of it down the pipelines, as gauges and in the log.
+
+    What is to be reported is kept until its turn: a fault costs the report at which it arises, and no other.
+    """
 
     def __init__(self, state: CollectivesState, host: Host) -> None:
         self._state = state
@@ -117,14 +149,34 @@ class Evaluation:
         self._gauges = StateGauges(host.meter)
         self._log = EventLog(host.clock)
         self._hangs = HangTracker()
+        self._unreported: dict[str, Conclusion] = {}
+        self._explained: deque[tuple[Verdict | HangRoot, Diagnosis]] = deque()
+        self._hang_changes: deque[HangChanges] = deque()
 
     def run(self) -> None:
         """Evaluate once. Any thread, one at a time."""
-        state, now_ns = self._state, self._clock.mono_ns()
-        fresh = state.engine.judge(now_ns)
-        conclusions = state.engine.conclusions()
+        now_ns, engine = self._clock.mono_ns(), self._state.engine
+        before, fresh = engine.conclusions(), dict[str, Conclusion]()
+        try:
+            fresh = engine.judge(now_ns)
+        finally:  # a fault at one cluster keeps back nothing of the others
+            self._note_fresh(before, fresh)
+            self._report(now_ns)
+
+    def _note_fresh(self, before: Mapping[str, Conclusion], fresh: Collection[str]) -> None:
+        """What this round concluded is to be reported, with what changed in a round that was not."""
+        for cluster_id, conclusion in self._state.engine.conclusions().items():
+            has_changed = conclusion.changes and conclusion is not before.get(cluster_id)
+            if cluster_id in fresh or has_changed:
+                kept = self._unreported.get(cluster_id)
+                changes = (*(kept.changes if kept else ()), *conclusion.changes)
+                # Its place among the others stays: after a fault those behind it come first.
+                self._unreported[cluster_id] = replace(conclusion, changes=changes)
+
+    def _report(self, now_ns: int) -> None:
+        state, conclusions = self._state, self._state.engine.conclusions()
         self._reports.adopt(conclusions)
-        for conclusion in self._reports.send_verdicts(conclusions, fresh, now_ns):
+        for conclusion in self._reports.send_verdicts(conclusions, self._unreported, now_ns):
             self._log.write_verdicts(conclusion.changes)
         hangs = {
             cluster_id: found
@@ -132,9 +184,11 @@ class Evaluation:
             if not state.engine.is_replaying(cluster_id)
         }
         state.diagnoses.note(conclusions, hangs, now_ns)
-        explained = state.diagnoses.pop_fresh()
-        self._log.write_diagnoses(explained)
-        self._reports.send_diagnoses(explained)
+        self._explained.extend(state.diagnoses.pop_fresh())
+        while self._explained:
+            explained = [self._explained.popleft()]
+            self._log.write_diagnoses(explained)
+            self._reports.send_diagnoses(explained)
         self._reports.send_due_costs(conclusions, now_ns)
         self._reports.send_gauge_lags(state.gauges.take_lags(now_ns))
         self._gauges.show_verdicts(conclusions, now_ns)
@@ -142,7 +196,9 @@ class Evaluation:
         self._gauges.show_late(late_ns)
         self._log.write_late(late_ns)
         self._gauges.show_hangs(hangs)
-        for changes in self._hangs.find_changes(hangs):
+        self._hang_changes.extend(self._hangs.find_changes(hangs))
+        while self._hang_changes:
+            changes = self._hang_changes.popleft()
             self._log.write_hangs(changes)
             self._reports.send_hangs(changes)
         self._log.write_caps(state.engine.take_cap_changes(now_ns))

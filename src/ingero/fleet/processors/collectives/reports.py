@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -43,26 +43,35 @@ class PipelineReports:
         self._costs_ns = host.clock.mono_ns()
 
     def send_verdicts(
-        self, conclusions: Mapping[str, Conclusion], fresh: Collection[str], now_ns: int
-    ) -> list[Conclusion]:
-        """Report clusters that were judged, or not reported for a while; returns what was reported."""
-        before = self._reported_ns
-        due = {
-            cluster_id
-            for cluster_id in conclusions
-            if cluster_id in fresh or now_ns - before.get(cluster_id, 0) >= _KEEPALIVE_NS
-        }
+        self, conclusions: Mapping[str, Conclusion], unreported: dict[str, Conclusion], now_ns: int
+    ) -> Iterator[Conclusion]:
+        """Report what is new, and clusters that were not reported for a while; gives what was reported.
+
+        Args:
+            conclusions: The newest of each cluster.
+            unreported: What is new; each is taken out before it is sent.
+            now_ns: Monotonic time.
+        """
         self._reported_ns = {
-            cluster_id: now_ns if cluster_id in due else before[cluster_id]
-            for cluster_id in conclusions
+            cluster_id: ns
+            for cluster_id, ns in self._reported_ns.items()
+            if cluster_id in conclusions
         }
-        reported = [conclusions[cluster_id] for cluster_id in conclusions if cluster_id in due]
+        for cluster_id in unreported.keys() - conclusions.keys():  # forgotten, or judged elsewhere
+            del unreported[cluster_id]
+        for cluster_id, conclusion in conclusions.items():
+            silent_ns = now_ns - self._reported_ns.get(cluster_id, 0)
+            if cluster_id not in unreported and silent_ns >= _KEEPALIVE_NS:
+                unreported[cluster_id] = replace(conclusion, changes=())
         wall_ns = self._clock.wall_ns()
-        for conclusion in reported:
+        while unreported:
+            cluster_id = next(iter(unreported))
+            conclusion = unreported.pop(cluster_id)
+            self._reported_ns[cluster_id] = now_ns
             verdicts = build_verdicts(conclusion, wall_ns, self._find_hardware)
             self._state.downstream.send(Signal.METRICS, verdicts)
             self._send_changes(conclusion, wall_ns)
-        return reported
+            yield conclusion
 
     def _send_changes(self, conclusion: Conclusion, wall_ns: int) -> None:
         downstream = self._state.downstream

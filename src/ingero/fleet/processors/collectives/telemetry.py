@@ -34,6 +34,10 @@ JUDGE_LOST: Final = counter(
     " late_members reports.",
     "reason",
 )
+JUDGE_FAULTS: Final = counter(
+    "ingero_fleet_nccl_judge_faults_total",
+    "Rounds of judging that a defect of this program ended; the log has its traceback, and the next round runs.",
+)
 GAUGE_POINTS: Final = counter(
     "ingero_fleet_nccl_event_points_total", "Per-event gauge points of older agents that were read."
 )
@@ -71,6 +75,7 @@ METRICS: Final[tuple[MetricDeclaration, ...]] = (
     REFUSED,
     EVICTED,
     JUDGE_LOST,
+    JUDGE_FAULTS,
     GAUGE_POINTS,
     JUDGE_SECONDS,
     VERDICTS,
