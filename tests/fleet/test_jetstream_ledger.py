@@ -172,3 +172,70 @@ def test_a_judge_that_was_replaced_unnoticed_sends_nothing():
         assert sent == ["heir"]
 
     asyncio.run(check())
+
+
+MAX_PAYLOAD = 1 << 20
+"""What a NATS server takes, unless it is configured otherwise."""
+
+
+def name(rank):
+    return f'verdict ["gpu-node-{rank:05}.training.example", "llama-70b-4711", {rank}]'
+
+
+async def report_each(ledger, ranks, kind, sent):
+    for rank in ranks:
+        ledger.report({name(rank): kind}, lambda rank=rank: sent.append((rank, kind)) or True)
+    await ledger.settle()
+
+
+def test_every_end_is_sent_once_although_more_is_open_than_the_document_holds():
+    async def check():
+        bucket, sent, ranks = OneDocument(), [], range(1, 20_001)
+        ledger, _ = await open_ledger(bucket)
+        await report_each(ledger, [0], "culprit", sent)
+        await report_each(ledger, ranks, "victim", sent)
+        assert len(decode_ledger(bucket.written[-1]).reported) < 20_001, "it does not fit"
+        for _ in range(2):
+            await report_each(ledger, [0], None, sent)
+            await report_each(ledger, ranks, None, sent)
+        assert sent[20_001:] == [(rank, None) for rank in (0, *ranks)]
+        assert max(map(len, bucket.written)) < MAX_PAYLOAD
+        assert decode_ledger(bucket.written[-1]).restore() == {}
+
+    asyncio.run(check())
+
+
+def test_the_next_judge_knows_every_alarm_although_victims_do_not_fit():
+    async def check():
+        bucket, sent = OneDocument(), []
+        ledger, _ = await open_ledger(bucket)
+        await report_each(ledger, range(3), "culprit", sent)
+        await report_each(ledger, range(3, 20_000), "victim", sent)
+        heir, said = await open_ledger(bucket)
+        assert {rank for rank in range(20_000) if said.get(name(rank)) == "culprit"} == {0, 1, 2}
+        newest = range(15_000, 20_000)
+        assert all(said.get(name(rank)) == "victim" for rank in newest)
+        n_sent = len(sent)
+        await report_each(heir, range(3), "culprit", sent)
+        await report_each(heir, newest, "victim", sent)
+        assert len(sent) == n_sent, "nothing is reported twice"
+        await report_each(heir, range(3), None, sent)
+        assert sent[n_sent:] == [(rank, None) for rank in range(3)]
+
+    asyncio.run(check())
+
+
+def test_what_does_not_fit_is_not_reported_twice_and_its_unconfirmed_end_is_left_to_the_next_judge():
+    async def check():
+        bucket, sent = OneDocument(), []
+        ledger, _ = await open_ledger(bucket)
+        await report_each(ledger, range(20_000), "victim", sent)
+        assert name(0) not in decode_ledger(bucket.written[-1]).reported
+        n_sent = len(sent)
+        await report_each(ledger, [0], "victim", sent)
+        assert len(sent) == n_sent
+        ledger.report({name(0): None}, lambda: False)
+        await ledger.settle(is_last=True)
+        assert (await open_ledger(bucket))[1][name(0)] == "victim"
+
+    asyncio.run(check())

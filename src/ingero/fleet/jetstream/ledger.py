@@ -3,8 +3,10 @@
 A report that the pipelines do not take now is sent again until they do; until then it is not confirmed.
 
 The document's revision is the fence: a judge that was replaced without noticing writes in vain, and sends nothing.
-A report that was written down and not confirmed may not have left; the next judge sends it again. What is closed is
-remembered as long as there are not `_MAX_REPORTED` newer ones.
+A report that was written down and not confirmed may not have left; the next judge sends it again.
+
+The document is smaller than the 1 MiB that NATS servers take by default. What does not fit, victims first and of alike
+ones the oldest, this judge remembers for itself; lossy: the next one does not know of it.
 """
 
 from __future__ import annotations
@@ -19,16 +21,22 @@ from typing import Final
 from ingero.errors import RetryableError
 from ingero.fleet.jetstream.connection import NatsConnection, OvertakenError, StoredDocument
 from ingero.fleet.jetstream.messages import ClusterLedger, decode_ledger, encode_document
+from ingero.model.verdicts import VerdictKind
 
 LEDGER_KEY: Final = "ledger."
-_MAX_REPORTED: Final = 8192
+MAX_REPORTED_BYTES: Final = 640 << 10
+"""Of what is reported in the document: 10 000 workers with names of usual length."""
+MAX_PENDING_BYTES: Final = 256 << 10
+"""Of what is not confirmed in the document; more reports wait for their turn."""
+_MAX_EVICTED: Final = 65_536
+_FRAME_BYTES: Final = 10
+"""What the format adds to the two texts of an entry, at most."""
 _RETRY_S: Final = 0.2
 _log = logging.getLogger("ingero.fleet.nats")
 
 
-def _is_known(report: Mapping[str, str | None], reported: Mapping[str, str]) -> bool:
-    """Whether it says nothing else than was said: by the judge before, of what this one learned again."""
-    return all(reported.get(about) == state for about, state in report.items())
+def _find_bytes(about: str, state: str | None) -> int:
+    return len(about.encode()) + len(state or "") + _FRAME_BYTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +61,7 @@ class LedgerOfCluster:
         self._connection = connection
         self._key = LEDGER_KEY + token
         self._document = ClusterLedger()
+        self._evicted: dict[str, str] = {}
         self._revision = 0
         self._waiting: deque[_Report] = deque()
         self._unsent: deque[_Report] = deque()
@@ -130,18 +139,47 @@ class LedgerOfCluster:
 
     def _note_next(self) -> None:
         """Note the reports that come first and are about different things as unsent, but for those that are known."""
-        document = self._document
-        while self._waiting and document.pending.keys().isdisjoint(self._waiting[0].states):
+        document, n_bytes = self._document, 0
+        while (
+            self._waiting
+            and n_bytes < MAX_PENDING_BYTES
+            and document.pending.keys().isdisjoint(self._waiting[0].states)
+        ):
             report = self._waiting.popleft()
-            if _is_known(report.states, document.reported):
+            if self._is_known(report.states):
                 continue
             self._unsent.append(report)
             for about, state in report.states.items():
-                document.pending[about] = document.reported.pop(about, None)
+                before = self._find_reported(about)
+                document.reported.pop(about, None)
+                self._evicted.pop(about, None)
+                document.pending[about] = before
+                n_bytes += _find_bytes(about, before)
                 if state is not None:
                     document.reported[about] = state
-        for about in list(document.reported)[: max(0, len(document.reported) - _MAX_REPORTED)]:
-            del document.reported[about]
+        self._make_room()
+
+    def _find_reported(self, about: str) -> str | None:
+        """What was said last; None for nothing, or that it is over."""
+        return self._document.reported.get(about) or self._evicted.get(about)
+
+    def _is_known(self, report: Mapping[str, str | None]) -> bool:
+        """Whether it says nothing else than was said: by the judge before, of what this one learned again."""
+        return all(self._find_reported(about) == state for about, state in report.items())
+
+    def _make_room(self) -> None:
+        """Take out of the document what does not fit, victims first: they begin and end with an alarm that stays."""
+        reported = self._document.reported
+        n_over = sum(map(_find_bytes, reported, reported.values())) - MAX_REPORTED_BYTES
+        if n_over <= 0:
+            return
+        for about in sorted(reported, key=lambda one: reported[one] != VerdictKind.VICTIM.value):
+            if n_over <= 0:
+                break
+            state = self._evicted[about] = reported.pop(about)
+            n_over -= _find_bytes(about, state)
+        for about in list(self._evicted)[: max(0, len(self._evicted) - _MAX_EVICTED)]:
+            del self._evicted[about]
 
     async def _write_until_done(self) -> bool:
         """False when another Fleet has taken over."""
