@@ -4,7 +4,8 @@ Members of a communicator that have not entered the operation others wait in are
 waits elsewhere is a victim of that other group, so the wait-for graph is walked to its roots. Clocks of ranks are not
 compared: sequence numbers decide whom a rank waits for, and what each entered whether they are of the same operation.
 
-Pure functions over `ingero.model.hang.RankState`; sizes are a few operations per rank, so plain Python is enough.
+Pure functions over `ingero.model.hang.RankState`; sizes are a few operations per rank, so plain Python is enough. What
+holds for an operation, such as who never entered it, is found once for it and not for each rank that waits there.
 """
 
 from __future__ import annotations
@@ -12,8 +13,9 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Final, TypeAlias
 
+from ingero.detect.group_members import GroupMembers
 from ingero.detect.mismatches import find_mismatches
 from ingero.detect.snapshots import (
     MIN_HANG_NS,
@@ -22,6 +24,7 @@ from ingero.detect.snapshots import (
     find_longest_wait,
     restore_given_up,
 )
+from ingero.detect.wait_graph import WaitGraph
 from ingero.model.hang import (
     HangCause,
     HangReport,
@@ -36,6 +39,13 @@ from ingero.units import NS_PER_S
 
 _SURE: Final = frozenset({HangCause.STUCK, HangCause.MISMATCHED, HangCause.STOPPED})
 """Causes that a wait which is not recorded cannot excuse."""
+
+_Waits: TypeAlias = dict[int, tuple[PendingOp, frozenset[int]]]
+"""By rank, in which operation it waits and for whom."""
+_Key: TypeAlias = tuple[str, int, bool]
+"""Group and number of an operation, and whether it is a collective."""
+_Place: TypeAlias = tuple[str, int, str | None]
+"""Group and number of a collective, and what the rank entered where members disagree."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +77,27 @@ class _Job:
             self.states
         )
         self.mismatches = find_mismatches(self.states.values())
+        self.first_in: dict[_Key, set[int]] = defaultdict(set)
+        for state in self.states.values():
+            if state.pending:
+                self.first_in[_key_of(state.pending[0])].add(state.rank)
+        self._members: dict[str, GroupMembers] = {}
+
+    def get_members(self, group: str) -> GroupMembers:
+        """What the members of a communicator entered and left."""
+        found = self._members.get(group)
+        if found is None:
+            entered: dict[int, int] = {}
+            left: dict[int, int] = {}
+            ranks = self.groups[group].ranks
+            for rank in ranks if group not in self.mixed else ():
+                state = self.states.get(rank)
+                if state is not None and group in state.entered:
+                    entered[rank] = state.entered[group]
+                if state is not None and group in state.left:
+                    left[rank] = state.left[group]
+            found = self._members[group] = GroupMembers(ranks, entered, left)
+        return found
 
     def has_entered(self, rank: int, op: PendingOp) -> bool | None:
         """Whether the rank entered a collective; None when that is not known."""
@@ -94,22 +125,24 @@ class _Job:
         """
         if not state.pending or state.pending[0].peer is not None:
             return False
-        first = state.pending[0]
-        peers = [rank for rank in self.groups[first.group].ranks if rank != state.rank]
-        doubts = {False} if state.sees_p2p else {False, None}
-        return any(self.has_left(rank, first) for rank in peers) and not any(
-            self.has_entered(rank, first) in doubts for rank in peers
-        )
+        first, rank = state.pending[0], state.rank
+        members = self.get_members(first.group)
+        is_member = rank in members.ranks
+        own = self.has_entered(rank, first)
+        n_left = members.count_left(first.seq) - (is_member and self.has_left(rank, first))
+        n_absent = members.count_absent(first.seq) - (is_member and own is False)
+        n_unknown = members.count_unknown() - (is_member and own is None)
+        return n_left > 0 and n_absent == 0 and (state.sees_p2p or n_unknown == 0)
 
     def find_disputed(self) -> set[int]:
         """Ranks that entered different operations, none of which most entered, where somebody waits there or behind."""
-        return {
-            rank
+        disputed = {
+            op.group
             for state in self.states.values()
             for op in state.pending
             if self.is_beyond_mismatch(op) and not self.mismatches[op.group].odd
-            for rank in self.mismatches[op.group].entered
         }
+        return {rank for group in disputed for rank in self.mismatches[group].entered}
 
     def find_mismatched(self) -> dict[int, _Missed]:
         """Ranks that entered another operation than most, where somebody waits in it or behind it."""
@@ -123,11 +156,11 @@ class _Job:
     def find_stopped(self, waiting: Mapping[int, RankState]) -> dict[int, _Missed]:
         """Stopped ranks, each with the first operation of theirs that a rank waits in which is not stopped."""
         found: dict[int, _Missed] = {}
-        for state in waiting.values():
-            op = state.pending[0]
-            for member in self.groups[op.group].ranks:
-                mine = self.states.get(member)
-                if mine is not None and mine.is_stopped and not self.has_left(member, op):
+        stopped = {rank for rank, state in self.states.items() if state.is_stopped}
+        firsts = {_key_of(state.pending[0]): state.pending[0] for state in waiting.values()}
+        for op in firsts.values() if stopped else ():
+            for member in stopped & self.get_members(op.group).ranks:
+                if not self.has_left(member, op):
                     why = _Missed(HangCause.STOPPED, self.groups[op.group], op.seq)
                     found.setdefault(member, why)
         return found
@@ -137,27 +170,27 @@ class _Job:
         mismatch = self.mismatches.get(op.group)
         return op.peer is None and mismatch is not None and op.seq >= mismatch.seq
 
-    def find_behind_mismatch(self, rank: int, op: PendingOp, members: Iterable[int]) -> set[int]:
-        """Whom a rank waits for in an operation that is beyond a mismatch, apart from the odd ones."""
+    def find_absent(self, op: PendingOp) -> set[int]:
+        """Members that left no state, or are known not to have entered a collective."""
+        members = self.get_members(op.group)
+        silent = (rank for rank in members.ranks if rank not in self.states)
+        return {*silent, *members.find_absent(op.seq)}
+
+    def find_behind_mismatch(self, entered: str | None, op: PendingOp) -> set[int]:
+        """Whom a rank waits for in an operation that is beyond a mismatch, apart from the odd ones.
+
+        Args:
+            entered: What the rank entered at the mismatch; None where that is not known.
+            op: In which it waits.
+        """
         mismatch = self.mismatches[op.group]
-        there = PendingOp(op.group, mismatch.seq, op.op)
-        absent = {m for m in members if m not in self.states or self.has_entered(m, there) is False}
-        mine = mismatch.entered.get(rank)
-        others = {m for m, entered in mismatch.entered.items() if entered != mine and m != rank}
+        absent = self.find_absent(PendingOp(op.group, mismatch.seq, op.op))
+        others = {m for m, theirs in mismatch.entered.items() if theirs != entered}
         return absent | (set() if mismatch.odd else others)
 
-    def is_held_here(self, rank: int, op: PendingOp) -> bool:
-        """Whether this collective is the very first thing the rank waits in."""
-        state = self.states.get(rank)
-        return state is not None and bool(state.pending) and _is_same(state.pending[0], op)
 
-
-def _is_same(left: PendingOp, right: PendingOp) -> bool:
-    return (
-        left.group == right.group
-        and left.seq == right.seq
-        and (left.peer is None) == (right.peer is None)
-    )
+def _key_of(op: PendingOp) -> _Key:
+    return op.group, op.seq, op.peer is None
 
 
 def find_hang(states: Iterable[RankState]) -> HangReport:
@@ -183,7 +216,7 @@ def find_hang(states: Iterable[RankState]) -> HangReport:
 
 def _follow_waits(job: _Job) -> HangReport:
     """Judge as if the states showed one moment of a job that stands."""
-    waits: dict[int, tuple[PendingOp, set[int]]] = {}
+    waits: _Waits = {}
     missed: dict[int, _Missed] = {}
     waiting = {
         rank: state
@@ -200,12 +233,14 @@ def _follow_waits(job: _Job) -> HangReport:
             if job.is_stuck(state) and not job.is_beyond_mismatch(state.pending[0])
         }
     )
+    targets = _Targets(job, missed, stuck)
     for rank, state in waiting.items():
         if rank not in stuck:
-            waits[rank] = (state.pending[0], _waited_for(job, rank, missed, stuck))
-    roots = _roots(waits, missed, stuck | _stopped_on_their_own(job, waits), job)
+            waits[rank] = (state.pending[0], targets.find(rank))
+    graph = WaitGraph({rank: waited_for for rank, (_, waited_for) in waits.items()})
+    roots = _roots(graph, missed, stuck | _stopped_on_their_own(job, waits), job)
     roots, suspects = _set_aside(job, roots, set(waits) | set(stuck))
-    deadlocks = _circles(waits, {root.rank for root in roots})
+    deadlocks = graph.find_circles({root.rank for root in roots})
     if not roots:
         suspects = tuple(
             sorted({
@@ -218,7 +253,7 @@ def _follow_waits(job: _Job) -> HangReport:
         roots=roots,
         deadlocks=deadlocks,
         waits=tuple(
-            Wait(rank, op, tuple(sorted(targets))) for rank, (op, targets) in sorted(waits.items())
+            Wait(rank, op, graph.get_targets(rank)) for rank, (op, _) in sorted(waits.items())
         ),
         ranks_read=tuple(sorted(job.states)),
         ranks_known=tuple(sorted(job.known)),
@@ -246,7 +281,7 @@ def _set_aside(
     """
     hidden = {rank for rank, state in job.states.items() if _is_inside(state)} - known_waiting
     sure = [r for r in roots if r.cause in _SURE]
-    missed = [r for r in roots if r not in sure and r.rank not in hidden]
+    missed = [r for r in roots if r.cause not in _SURE and r.rank not in hidden]
     if not roots or (not missed and not sure):
         # Somebody waits and the one that it waits for is not among those that are known to be waited for.
         suspects = sorted(job.known - known_waiting - hidden) if known_waiting or hidden else ()
@@ -319,28 +354,58 @@ def _report_short_wait(report: HangReport, stood_ns: int, needed_ns: int) -> Han
     return replace(report, roots=(), suspects=suspects, note=note)
 
 
-def _waited_for(
-    job: _Job, rank: int, missed: dict[int, _Missed], stuck: Mapping[int, _Missed]
-) -> set[int]:
-    """Which ranks this one waits for in the first operation it is in; notes where each of them is missed."""
-    op = job.states[rank].pending[0]
-    group = job.groups[op.group]
-    members = (
-        [op.peer] if op.peer is not None else [member for member in group.ranks if member != rank]
-    )
-    if job.is_beyond_mismatch(op):
-        behind = job.find_behind_mismatch(rank, op, members)
-        _note_missed(job, op, behind - job.mismatches[op.group].entered.keys(), missed)
-        return behind | {member for member in members if member in stuck}
-    absent = {
-        member
-        for member in members
-        if member not in job.states or (op.peer is None and job.has_entered(member, op) is False)
-    }
-    # Where all entered, a rank that is still in something earlier holds the rest.
-    behind = absent or {member for member in members if not job.is_held_here(member, op)}
-    _note_missed(job, op, behind, missed)
-    return behind | {member for member in members if member in stuck}
+class _Targets:
+    """Whom ranks wait for in the first operation they are in; notes where each of those is missed.
+
+    Args:
+        job: The states.
+        missed: Filled.
+        stuck: Ranks that are at fault wherever they are.
+    """
+
+    def __init__(self, job: _Job, missed: dict[int, _Missed], stuck: Mapping[int, _Missed]) -> None:
+        self._job = job
+        self._missed = missed
+        self._stuck = frozenset(stuck)
+        self._behind: dict[_Place, frozenset[int]] = {}
+        self._shared: dict[_Place, frozenset[int]] = {}
+
+    def find(self, rank: int) -> frozenset[int]:
+        """Whom one waiting rank waits for."""
+        job, op = self._job, self._job.states[rank].pending[0]
+        if op.peer is not None:
+            return self._find_peer(op, op.peer)
+        is_beyond = job.is_beyond_mismatch(op)
+        entered = job.mismatches[op.group].entered.get(rank) if is_beyond else None
+        place = (op.group, op.seq, entered)
+        behind = self._behind.get(place)
+        if behind is None:
+            behind = frozenset(
+                job.find_behind_mismatch(entered, op) if is_beyond else job.find_absent(op)
+            )
+            self._behind[place] = behind
+        if rank in behind:
+            return self._note(op, behind - {rank}, is_beyond=is_beyond)
+        if place not in self._shared:
+            self._shared[place] = self._note(op, behind, is_beyond=is_beyond)
+        return self._shared[place]
+
+    def _note(self, op: PendingOp, behind: frozenset[int], *, is_beyond: bool) -> frozenset[int]:
+        """Note where those are missed that are behind, and add those that are stuck."""
+        job, members = self._job, self._job.get_members(op.group).ranks
+        if is_beyond:
+            missed = behind - job.mismatches[op.group].entered.keys()
+        else:
+            # Where all entered, a rank that is still in something earlier holds the rest.
+            behind = missed = behind or members - job.first_in[_key_of(op)]
+        _note_missed(job, op, missed, self._missed)
+        return behind | (members & self._stuck)
+
+    def _find_peer(self, op: PendingOp, peer: int) -> frozenset[int]:
+        is_held_here = peer in self._job.first_in[_key_of(op)]
+        behind = frozenset[int]() if is_held_here else frozenset([peer])
+        _note_missed(self._job, op, behind, self._missed)
+        return behind | (frozenset([peer]) & self._stuck)
 
 
 def _note_missed(
@@ -354,72 +419,43 @@ def _note_missed(
             missed[member] = _Missed(cause, group, op.seq, op.peer is not None)
 
 
-def _stopped_on_their_own(
-    job: _Job, waits: Mapping[int, tuple[PendingOp, set[int]]]
-) -> dict[int, _Missed]:
+def _stopped_on_their_own(job: _Job, waits: _Waits) -> dict[int, _Missed]:
     """Waiting ranks whose wait does not excuse that they are missed elsewhere.
 
     Entering is the host's work and goes on while the device waits. When a peer waits in the *same* operation and
     entered a later one all the same, waiting there did not keep the missed rank from entering it.
     """
     guilty: dict[int, _Missed] = {}
+    held: dict[_Key, set[int]] = defaultdict(set)
+    for rank, (op, _) in waits.items():
+        held[_key_of(op)].add(rank)
+    seen = set[tuple[_Key, _Key]]()
     for peer, (held_in, _) in sorted(waits.items()):
         for later in job.states[peer].pending[1:]:
-            if later.peer is not None:
+            places = _key_of(held_in), _key_of(later)
+            if later.peer is not None or places in seen:
                 continue
-            group = job.groups[later.group]
-            for rank in group.ranks:
-                is_held_alike = rank in waits and _is_same(waits[rank][0], held_in)
-                if (
-                    is_held_alike
-                    and job.has_entered(rank, later) is False
-                    and not _is_inside(job.states[rank])
-                ):
-                    guilty.setdefault(rank, _Missed(HangCause.ABSENT, group, later.seq))
+            seen.add(places)
+            why = _Missed(HangCause.ABSENT, job.groups[later.group], later.seq)
+            for rank in job.get_members(later.group).find_absent(later.seq):
+                if rank in held[places[0]] and not _is_inside(job.states[rank]):
+                    guilty.setdefault(rank, why)
     return guilty
 
 
 def _roots(
-    waits: Mapping[int, tuple[PendingOp, set[int]]],
+    graph: WaitGraph,
     missed: Mapping[int, _Missed],
     at_fault: Mapping[int, _Missed],
     job: _Job,
 ) -> tuple[HangRoot, ...]:
     """Ranks that are waited for and have no wait of their own to excuse it."""
-    waiters: dict[int, set[int]] = defaultdict(set)
-    for rank, (_, targets) in waits.items():
-        for target in targets:
-            waiters[target].add(rank)
     roots = []
-    for rank in sorted((waiters.keys() - waits.keys()) | at_fault.keys()):
+    for rank in sorted(graph.find_awaited() | at_fault.keys()):
         why = at_fault.get(rank) or missed.get(rank)
         if why is None:  # it disagrees with a peer, and nothing says which of them is wrong
             continue
         last_left = None if why.is_p2p else job.find_left(rank, why.group.name)
-        blocks = tuple(sorted(_reach(rank, waiters) - {rank}))
+        blocks = graph.find_blocked(rank)
         roots.append(HangRoot(rank, why.cause, why.group, why.seq, last_left, blocks))
     return tuple(roots)
-
-
-def _reach(start: int, edges: Mapping[int, set[int]]) -> set[int]:
-    seen, stack = set[int](), [start]
-    while stack:
-        for following in edges.get(stack.pop(), ()):
-            if following not in seen:
-                seen.add(following)
-                stack.append(following)
-    return seen
-
-
-def _circles(
-    waits: Mapping[int, tuple[PendingOp, set[int]]], roots: set[int]
-) -> tuple[tuple[int, ...], ...]:
-    """Sets of ranks that reach each other and no root: a deadlock, or a link that carries nothing."""
-    edges = {rank: targets for rank, (_, targets) in waits.items()}
-    reached = {rank: _reach(rank, edges) for rank in edges}
-    circles = {
-        tuple(sorted(other for other in reached[rank] if rank in reached.get(other, ())))
-        for rank in edges
-        if rank in reached[rank] and not reached[rank] & roots
-    }
-    return tuple(sorted(circles))

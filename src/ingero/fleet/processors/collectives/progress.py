@@ -21,7 +21,7 @@ from typing import Any, Final
 from ingero.detect.endings import find_first_ended
 from ingero.detect.hang import find_hang
 from ingero.detect.snapshots import MIN_HANG_NS
-from ingero.model.collectives import CollectiveRun, Worker
+from ingero.model.collectives import CollectiveOp, CollectiveRun, Worker
 from ingero.model.diagnosis import Diagnosis
 from ingero.model.hang import (
     HangCause,
@@ -201,18 +201,21 @@ def _find_undecided(
 
 def _find_jobs(members: Mapping[str, Mapping[int, Worker]]) -> list[set[str]]:
     """Communicators that share workers, directly or through others, together."""
-    jobs: list[tuple[set[str], set[Worker]]] = []
-    for comm, by_rank in sorted(members.items()):
-        comms, workers = {comm}, set(by_rank.values())
-        apart = []
-        for job in jobs:
-            if workers.isdisjoint(job[1]):
-                apart.append(job)
-            else:
-                comms |= job[0]
-                workers |= job[1]
-        jobs = [*apart, (comms, workers)]
-    return [comms for comms, _ in jobs]
+    first_of: dict[Worker, str] = {}
+    leader = {comm: comm for comm in members}
+
+    def find_leader(comm: str) -> str:
+        while leader[comm] != comm:
+            leader[comm] = comm = leader[leader[comm]]
+        return comm
+
+    for comm, by_rank in members.items():
+        for worker in by_rank.values():
+            leader[find_leader(first_of.setdefault(worker, comm))] = find_leader(comm)
+    jobs: dict[str, set[str]] = {}
+    for comm in sorted(members, reverse=True):
+        jobs.setdefault(find_leader(comm), set()).add(comm)
+    return [*reversed(jobs.values())]
 
 
 def _find_hang_of(
@@ -311,6 +314,8 @@ def _find_ending(
         for worker, stall in failed.items()
         if stall.ending is not None and now_ns - stall.ending.at_ns < REPORTED_NS
     }
+    if not just:
+        return set()
     return {comm for comm, ranks in members.items() if not just.isdisjoint(ranks.values())}
 
 
@@ -318,6 +323,8 @@ def _find_broken(
     members: Mapping[str, Mapping[int, Worker]], failed: Mapping[Worker, RankProgress]
 ) -> set[str]:
     """Communicators of which at least two members ended without success."""
+    if not failed:
+        return set()
     return {
         comm
         for comm, ranks in members.items()
@@ -341,6 +348,7 @@ def build_states(
 ) -> list[RankState]:
     """One state per rank, its pending operations in sequence."""
     by_rank: dict[int, list[RankProgress]] = {}
+    ops: dict[tuple[str, int, CollectiveOp], PendingOp] = {}
     for stall in stalls:
         by_rank.setdefault(stall.rank.rank, []).append(stall)
     return [
@@ -349,20 +357,26 @@ def build_states(
             groups={one.comm: groups[one.comm] for one in mine},
             entered={one.comm: one.entered for one in mine},
             left={one.comm: one.left for one in mine if one.left is not None},
-            pending=tuple(op for one in mine for op in _pending(one)),
+            pending=tuple(op for one in mine for op in _list_pending(one, ops)),
             is_stopped=any(one.is_stopped for one in mine),
         )
         for rank, mine in sorted(by_rank.items())
     ]
 
 
-def _pending(stall: RankProgress) -> list[PendingOp]:
+def _list_pending(
+    stall: RankProgress, ops: dict[tuple[str, int, CollectiveOp], PendingOp]
+) -> list[PendingOp]:
+    """What a rank entered and did not leave; each operation is made once for all ranks, in ``ops``."""
     if stall.left is None:  # nothing says whether it was ever left
         return []
-    first = max(stall.left, stall.entered - _MAX_PENDING) + 1
-    return [
-        PendingOp(stall.comm, seq, stall.op.name.lower()) for seq in range(first, stall.entered + 1)
-    ]
+    found = []
+    for seq in range(max(stall.left, stall.entered - _MAX_PENDING) + 1, stall.entered + 1):
+        key = (stall.comm, seq, stall.op)
+        if key not in ops:
+            ops[key] = PendingOp(stall.comm, seq, stall.op.name.lower())
+        found.append(ops[key])
+    return found
 
 
 def hang_json(
