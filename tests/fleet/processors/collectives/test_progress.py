@@ -1,13 +1,17 @@
 """Whom a standing job waits for, from what its agents say."""
 
+import logging
 from dataclasses import replace
 
 import numpy as np
 import pytest
+from tests.fleet.processors.collectives.test_collectives_processor import Judged
 
+from ingero.fleet.processors.collectives import progress
 from ingero.fleet.processors.collectives.progress import (
     ENDED_NS,
     FRESH_NS,
+    MAX_COMMS,
     SILENT_NS,
     ProgressTracker,
 )
@@ -202,3 +206,78 @@ def test_who_ended_first_is_forgotten_after_a_minute(tracker):
 def test_stopped_rank_is_named_where_all_are_in_the_same_operation(tracker):
     tracker.add([standing(n, 10, 9, is_stopped=n == 2) for n in range(N)], NS_PER_S)
     assert roots_of(tracker) == [(2, HangCause.STOPPED, (0, 1, 3))]
+
+
+IDLE_NS = 900 * NS_PER_S
+
+
+def comm_of(number):
+    return f"{number + 1000:016x}"
+
+
+def of_job(one, number):
+    """The same of another job, on a communicator of its own."""
+    rank = replace(one.rank, job=f"job {number}")
+    return replace(one, rank=rank, comm=comm_of(number))
+
+
+def hang_names(tracker, now_ns):
+    return [(root.rank, root.job) for root in tracker.find_hang("c", now_ns)[0].roots]
+
+
+def test_hang_is_found_after_more_jobs_than_communicators_fit_have_come_and_gone(tracker):
+    now_ns = 0
+    for number in range(MAX_COMMS + 10):
+        now_ns += 20 * NS_PER_S
+        tracker.note_moving([of_job(moving(0, 1), number)], now_ns)
+    tracker.note_moving([of_job(moving(n, 9), MAX_COMMS + 10) for n in range(N)], now_ns)
+    stopped = [standing(n, 10, 9) for n in (0, 1, 3)] + [standing(2, 9, 9)]
+    now_ns += NS_PER_S
+    tracker.add([of_job(one, MAX_COMMS + 10) for one in stopped], now_ns)
+    assert hang_names(tracker, now_ns) == [(2, f"job {MAX_COMMS + 10}")]
+    cluster = tracker._clusters["c"]
+    assert len(cluster.members) == len(cluster.comm_seen_ns) < 50, "silent for the idle timeout"
+    assert tracker.take_refused() == 0
+
+
+def test_hang_of_hours_stays_reported_while_other_jobs_come_and_go(tracker):
+    stopped = [standing(n, 10, 9) for n in (0, 1, 3)] + [standing(2, 9, 9)]
+    for at_s in range(0, 3 * 3600, 10):
+        tracker.add(stopped, at_s * NS_PER_S)
+        tracker.note_moving([of_job(moving(0, 1), at_s)], at_s * NS_PER_S)
+        assert hang_names(tracker, at_s * NS_PER_S) == [(2, "")]
+
+
+def test_at_the_cap_the_longest_silent_communicator_makes_room_and_never_one_where_somebody_stands(
+    tracker, monkeypatch
+):
+    monkeypatch.setattr(progress, "MAX_COMMS", 3)
+    tracker.add([standing(n, 10, 9) for n in (0, 1, 3)] + [standing(2, 9, 9)], NS_PER_S)
+    for number in range(5):
+        tracker.note_moving([of_job(moving(0, 1), number)], (2 + number) * NS_PER_S)
+    assert list(tracker._clusters["c"].members) == [COMM, comm_of(3), comm_of(4)]
+    assert hang_names(tracker, 7 * NS_PER_S) == [(2, "")]
+    assert (tracker.take_refused(), tracker.take_cap_changes(7 * NS_PER_S)) == (0, [])
+
+
+def test_what_finds_no_room_is_counted_and_logged_when_it_begins_and_ends(monkeypatch, caplog):
+    caplog.set_level(logging.INFO, logger="ingero.fleet.processors.nccl")
+    monkeypatch.setattr(progress, "MAX_RANKS", 2)
+    judged = Judged()
+    judged.push([moving(number, 9) for number in range(N)])
+    judged.round().push([moving(number, 10) for number in range(N)])
+    judged.round().host.clock.advance(60 * NS_PER_S)
+    judged.round()
+    refused = judged.host.read("ingero_fleet_nccl_refused_total", reason="standing_cap")
+    assert refused == 4
+    lines = [line for line in caplog.records if line.fields.get("cap") == "standing_cap"]
+    assert [line.fields.get("refused") for line in lines] == [None, 4]
+
+
+def test_what_says_nothing_any_more_is_dropped_while_the_cluster_reports(tracker):
+    tracker.add([standing(0, 10, 9), ended(1, 0.5, signal=9)], NS_PER_S)
+    tracker.note_moving([of_job(moving(0, 1), 1)], 2 * ENDED_NS)
+    cluster = tracker._clusters["c"]
+    assert (cluster.stalls, cluster.ended, len(cluster.reported_ns)) == ({}, {}, 1)
+    tracker.note_moving([of_job(moving(0, 1), 1)], 2 * ENDED_NS + IDLE_NS)
+    assert list(cluster.members) == [comm_of(1)]

@@ -16,6 +16,7 @@ from ingero.fleet.processors.collectives import telemetry
 from ingero.fleet.processors.collectives.conclusions import Conclusion
 from ingero.fleet.processors.collectives.hangs import HangChanges, HangTracker
 from ingero.fleet.processors.collectives.log_lines import EventLog
+from ingero.fleet.processors.collectives.progress import CAP
 from ingero.fleet.processors.collectives.reports import PipelineReports
 from ingero.fleet.processors.collectives.state import CollectivesState
 from ingero.model.diagnosis import Diagnosis
@@ -149,6 +150,7 @@ class Evaluation:
         self._gauges = StateGauges(host.meter)
         self._log = EventLog(host.clock)
         self._hangs = HangTracker()
+        self._count_refused = host.meter.counter(telemetry.REFUSED).bound(reason=CAP)
         self._unreported: dict[str, Conclusion] = {}
         self._explained: deque[tuple[Verdict | HangRoot, Diagnosis]] = deque()
         self._hang_changes: deque[HangChanges] = deque()
@@ -201,7 +203,9 @@ class Evaluation:
             changes = self._hang_changes.popleft()
             self._log.write_hangs(changes)
             self._reports.send_hangs(changes)
+        self._count_refused(state.progress.take_refused())
         self._log.write_caps(state.engine.take_cap_changes(now_ns))
+        self._log.write_caps(state.progress.take_cap_changes(now_ns))
         self._log.flush()
 
     def finish(self) -> None:

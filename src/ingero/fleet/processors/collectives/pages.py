@@ -10,9 +10,10 @@ from ingero.fleet.component import AdminRoute
 from ingero.fleet.helpers.admin_pages import ADMIN_ROOT, get_cluster_id, parse_slice
 from ingero.fleet.processors.collectives.conclusions import QUIET, Conclusion
 from ingero.fleet.processors.collectives.levels import name_row
-from ingero.fleet.processors.collectives.progress import hang_json
 from ingero.fleet.processors.collectives.state import CollectivesState
+from ingero.model.collectives import Worker
 from ingero.model.diagnosis import Diagnosis, describe_diagnosis
+from ingero.model.hang import HangReport
 from ingero.model.verdicts import Judgement, Verdict, VerdictKind, judgement_json
 from ingero.telemetry.clock import Clock
 from ingero.units import NS_PER_S
@@ -150,3 +151,50 @@ class CollectivesPages:
                 for lag in lags
             ],
         }
+
+
+def hang_json(
+    report: HangReport, standing_s: float, known: Mapping[Worker, Diagnosis]
+) -> dict[str, Any]:
+    """The answer as JSON-able values.
+
+    Args:
+        report: Whom ranks wait for.
+        standing_s: For how long.
+        known: What agents answered of those.
+    """
+    return {
+        "missing_ranks": list(report.missing_ranks),
+        "standing_s": round(standing_s, 3),
+        "roots": [
+            {
+                "rank": root.rank,
+                "node_id": root.node_id,
+                "job": root.job,
+                "cause": root.cause.value,
+                "comm": root.group.name,
+                "missing_seq": root.missing_seq,
+                "last_finished_seq": root.last_left,
+                "blocks": list(root.blocks),
+                "diagnosis": _explain(known.get(Worker(root.node_id, root.job, root.rank))),
+            }
+            for root in report.roots
+        ],
+        "deadlocks": [list(circle) for circle in report.deadlocks],
+        "waits": [
+            {
+                "rank": wait.rank,
+                "op": wait.op.op,
+                "comm": wait.op.group,
+                "seq": wait.op.seq,
+                "waits_for": list(wait.waits_for),
+            }
+            for wait in report.waits
+        ],
+        "ranks_read": list(report.ranks_read),
+        "ranks_known": list(report.ranks_known),
+    }
+
+
+def _explain(diagnosis: Diagnosis | None) -> dict[str, Any] | None:
+    return None if diagnosis is None else diagnosis_json(diagnosis)

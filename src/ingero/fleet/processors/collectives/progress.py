@@ -7,7 +7,12 @@ member of which no agent reported for `SILENT_NS`, or whose process ended, count
 for a communicator where it is missing, because its own agent may report soon. Members are known from what ranks
 reported while the job moved. Ranks whose communicators are connected are a job, and each job is judged by itself.
 
-Lossy: ranks whose launcher gave no global rank cannot be named and are left out; `MAX_RANKS` bounds a cluster.
+Communicators of which nothing was reported for the idle timeout are forgotten. One in which somebody stands is not,
+however long: agents repeat what they say of a stopped rank for as long as it stands.
+
+Lossy: ranks whose launcher gave no global rank cannot be named and are left out. `MAX_COMMS` bounds a cluster: beyond
+it the communicator goes that is silent the longest and in which nobody stands. `MAX_RANKS` bounds a communicator.
+What finds no room is counted.
 """
 
 from __future__ import annotations
@@ -16,13 +21,14 @@ import threading
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import Any, Final
+from typing import Final
 
 from ingero.detect.endings import find_first_ended
 from ingero.detect.hang import find_hang
 from ingero.detect.snapshots import MIN_HANG_NS
+from ingero.fleet.helpers.caps import CapWatch
+from ingero.fleet.processors.collectives.engine import CAP_QUIET_NS, CapChange
 from ingero.model.collectives import CollectiveOp, CollectiveRun, Worker
-from ingero.model.diagnosis import Diagnosis
 from ingero.model.hang import (
     HangCause,
     HangReport,
@@ -33,7 +39,6 @@ from ingero.model.hang import (
 )
 from ingero.model.progress import Ending, RankProgress
 from ingero.units import NS_PER_S
-from ingero.wire.diagnosis import diagnosis_json
 
 FRESH_NS: Final = 15 * NS_PER_S
 """Older reports say nothing of now. Agents repeat theirs every second while a job makes no progress."""
@@ -45,16 +50,74 @@ SILENT_NS: Final = 8 * NS_PER_S
 """A member whose agent reported nothing this long is named although nothing is known of it."""
 MAX_RANKS: Final = 20_000
 MAX_COMMS: Final = 16_384
+CAP: Final = "standing_cap"
+"""The reason of what finds no room, as `telemetry.REFUSED` has it."""
 _MAX_PENDING: Final = 16
 
 
 @dataclass(slots=True)
 class _Cluster:
+    """One cluster.
+
+    Attributes:
+        seen_ns: When anything of it was reported.
+        pruned_ns: When what is old was dropped.
+        members: By communicator and rank there.
+        comm_seen_ns: When something of a communicator was reported, the longest silent one first.
+        stalls: By communicator, who stands there, with when that was reported.
+        reported_ns: When something of a worker was reported.
+        ended: Where processes were when they ended.
+    """
+
     seen_ns: int = 0
+    pruned_ns: int = 0
     members: dict[str, dict[int, Worker]] = field(default_factory=dict)
-    stalls: dict[tuple[Worker, str], tuple[RankProgress, int]] = field(default_factory=dict)
+    comm_seen_ns: dict[str, int] = field(default_factory=dict)
+    stalls: dict[str, dict[Worker, tuple[RankProgress, int]]] = field(default_factory=dict)
     reported_ns: dict[Worker, int] = field(default_factory=dict)
     ended: dict[Worker, RankProgress] = field(default_factory=dict)
+
+    def drop_stall(self, comm: str, worker: Worker) -> None:
+        """A worker does not stand in a communicator."""
+        stalls = self.stalls.get(comm, {})
+        stalls.pop(worker, None)
+        if not stalls:
+            self.stalls.pop(comm, None)
+
+    def prune(self, idle_timeout_ns: int, now_ns: int) -> None:
+        """Drop what says nothing any more."""
+        self.pruned_ns = now_ns
+        for comm, stalls in list(self.stalls.items()):
+            for worker, (_, arrived_ns) in list(stalls.items()):
+                if now_ns - arrived_ns > FRESH_NS:
+                    self.drop_stall(comm, worker)
+        self.reported_ns = {
+            worker: ns for worker, ns in self.reported_ns.items() if now_ns - ns < SILENT_NS
+        }
+        self.ended = {
+            worker: stall
+            for worker, stall in self.ended.items()
+            if stall.ending is not None and now_ns - stall.ending.at_ns <= ENDED_NS
+        }
+        for comm, seen_ns in list(self.comm_seen_ns.items()):
+            if now_ns - seen_ns <= idle_timeout_ns:
+                break
+            self._drop(comm)
+
+    def make_room(self) -> bool:
+        """Whether another communicator fits; where none does, one goes in which nobody stands."""
+        if len(self.members) >= MAX_COMMS:
+            silent = next((comm for comm in self.comm_seen_ns if comm not in self.stalls), None)
+            if silent is None:
+                return False
+            self._drop(silent)
+        return True
+
+    def _drop(self, comm: str) -> None:
+        del self.members[comm], self.comm_seen_ns[comm]
+        self.stalls.pop(comm, None)
+        for worker in [worker for worker, stall in self.ended.items() if stall.comm == comm]:
+            del self.ended[worker]
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +140,9 @@ class ProgressTracker:
         self._idle_timeout_ns = idle_timeout_ns
         self._lock = threading.Lock()
         self._clusters: dict[str, _Cluster] = {}
+        self._n_refused = 0
+        self._caps: CapWatch[str] = CapWatch(CAP_QUIET_NS)
+        self._cap_changes: list[CapChange] = []
 
     def note_moving(self, runs: Iterable[CollectiveRun], now_ns: int) -> None:
         """Ranks reported operations: they move, and are members."""
@@ -84,31 +150,30 @@ class ProgressTracker:
             for run in runs:
                 cluster = self._find(run.rank.cluster_id, now_ns)
                 worker = run.rank.worker
-                if worker.rank < 0 or not self._join(cluster, run.comm, run.comm_rank, worker):
+                if worker.rank < 0 or not self._join(cluster, run, now_ns):
                     continue
                 cluster.reported_ns[worker] = now_ns
                 cluster.ended.pop(worker, None)
-                key = (worker, run.comm)
-                known = cluster.stalls.get(key)
+                known = cluster.stalls.get(run.comm, {}).get(worker)
                 if known and run.ops.size and int(run.ops["seq"].max()) > known[0].entered:
-                    del cluster.stalls[key]
+                    cluster.drop_stall(run.comm, worker)
 
     def add(self, stalls: Iterable[RankProgress], now_ns: int) -> None:
         """Take what agents say of ranks that stopped."""
         with self._lock:
             for stall in stalls:
                 cluster = self._find(stall.rank.cluster_id, now_ns)
-                worker, comm = stall.rank.worker, stall.comm
-                if worker.rank < 0 or not self._join(cluster, comm, stall.comm_rank, worker):
+                worker = stall.rank.worker
+                if worker.rank < 0 or not self._join(cluster, stall, now_ns):
                     continue
                 if stall.ending is not None:
                     _note_ending(cluster, stall, stall.ending, now_ns)
                 if stall.is_gone:
                     cluster.reported_ns.pop(worker, None)
-                    cluster.stalls.pop((worker, comm), None)
+                    cluster.drop_stall(stall.comm, worker)
                     continue
                 cluster.reported_ns[worker] = now_ns
-                cluster.stalls[worker, comm] = (stall, now_ns)
+                cluster.stalls.setdefault(stall.comm, {})[worker] = (stall, now_ns)
 
     def forget(self, cluster_id: str) -> None:
         """Know nothing of a cluster any more."""
@@ -125,7 +190,8 @@ class ProgressTracker:
             cluster = self._clusters[cluster_id]
             fresh = [
                 (stall, now_ns - arrived_ns)
-                for stall, arrived_ns in cluster.stalls.values()
+                for stalls in cluster.stalls.values()
+                for stall, arrived_ns in stalls.values()
                 if now_ns - arrived_ns <= FRESH_NS
             ]
             undecided = _find_undecided(cluster, fresh, now_ns)
@@ -159,6 +225,22 @@ class ProgressTracker:
                 found[cluster_id] = self.find_hang(cluster_id, now_ns)
         return found
 
+    def take_refused(self) -> int:
+        """How many records found no room since the last call."""
+        with self._lock:
+            n_refused, self._n_refused = self._n_refused, 0
+        return n_refused
+
+    def take_cap_changes(self, now_ns: int) -> list[CapChange]:
+        """Clusters whose cap began or ceased to refuse since the last call."""
+        with self._lock:
+            changes, self._cap_changes = self._cap_changes, []
+            changes += [
+                CapChange(CAP, cluster_id, is_on=False, n_refused=n_refused)
+                for cluster_id, n_refused in self._caps.take_ended(now_ns)
+            ]
+        return changes
+
     def _find(self, cluster_id: str, now_ns: int) -> _Cluster:
         for name, known in list(self._clusters.items()):
             if now_ns - known.seen_ns > self._idle_timeout_ns:
@@ -167,17 +249,20 @@ class ProgressTracker:
         cluster.seen_ns = now_ns
         return cluster
 
-    @staticmethod
-    def _join(cluster: _Cluster, comm: str, comm_rank: int, worker: Worker) -> bool:
+    def _join(self, cluster: _Cluster, record: CollectiveRun | RankProgress, now_ns: int) -> bool:
         """Note a member; False when a cap is reached."""
-        ranks = cluster.members.get(comm)
-        if ranks is None:
-            if len(cluster.members) >= MAX_COMMS:
-                return False
-            ranks = cluster.members[comm] = {}
-        if comm_rank not in ranks and len(ranks) >= MAX_RANKS:
+        if now_ns - cluster.pruned_ns >= FRESH_NS:
+            cluster.prune(self._idle_timeout_ns, now_ns)
+        comm, ranks = record.comm, cluster.members.get(record.comm)
+        is_new = ranks is None or record.comm_rank not in ranks
+        if is_new and (not cluster.make_room() if ranks is None else len(ranks) >= MAX_RANKS):
+            self._n_refused += 1
+            if self._caps.refuse(record.rank.cluster_id, now_ns):
+                self._cap_changes.append(CapChange(CAP, record.rank.cluster_id, is_on=True))
             return False
-        ranks[comm_rank] = worker
+        cluster.members.setdefault(comm, {})[record.comm_rank] = record.rank.worker
+        cluster.comm_seen_ns.pop(comm, None)
+        cluster.comm_seen_ns[comm] = now_ns
         return True
 
 
@@ -377,50 +462,3 @@ def _list_pending(
             ops[key] = PendingOp(stall.comm, seq, stall.op.name.lower())
         found.append(ops[key])
     return found
-
-
-def hang_json(
-    report: HangReport, standing_s: float, known: Mapping[Worker, Diagnosis]
-) -> dict[str, Any]:
-    """The answer as JSON-able values.
-
-    Args:
-        report: Whom ranks wait for.
-        standing_s: For how long.
-        known: What agents answered of those.
-    """
-    return {
-        "missing_ranks": list(report.missing_ranks),
-        "standing_s": round(standing_s, 3),
-        "roots": [
-            {
-                "rank": root.rank,
-                "node_id": root.node_id,
-                "job": root.job,
-                "cause": root.cause.value,
-                "comm": root.group.name,
-                "missing_seq": root.missing_seq,
-                "last_finished_seq": root.last_left,
-                "blocks": list(root.blocks),
-                "diagnosis": _explain(known.get(Worker(root.node_id, root.job, root.rank))),
-            }
-            for root in report.roots
-        ],
-        "deadlocks": [list(circle) for circle in report.deadlocks],
-        "waits": [
-            {
-                "rank": wait.rank,
-                "op": wait.op.op,
-                "comm": wait.op.group,
-                "seq": wait.op.seq,
-                "waits_for": list(wait.waits_for),
-            }
-            for wait in report.waits
-        ],
-        "ranks_read": list(report.ranks_read),
-        "ranks_known": list(report.ranks_known),
-    }
-
-
-def _explain(diagnosis: Diagnosis | None) -> dict[str, Any] | None:
-    return None if diagnosis is None else diagnosis_json(diagnosis)

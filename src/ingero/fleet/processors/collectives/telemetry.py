@@ -19,7 +19,7 @@ LATE: Final = gauge(
 REFUSED: Final = counter(
     "ingero_fleet_nccl_refused_total",
     "Batches of operations that were not taken: bad_record, cluster_cap, communicator_cap, pending_cap,"
-    " communicator_ops_cap; or a rank's gauges, gauge_cap.",
+    " communicator_ops_cap; a rank's gauges, gauge_cap; or what a rank's record says of where it stands, standing_cap.",
     "reason",
 )
 EVICTED: Final = counter(
