@@ -78,3 +78,25 @@ def test_a_cluster_that_falls_silent_or_is_forgotten_has_no_open_hang():
     assert record.attributes["ingero.hang.state"] == "ended"
     judged.host.clock.advance(3600 * NS_PER_S)
     assert told(judged) == []
+
+
+def test_page_has_what_the_last_round_found_with_how_long_it_stands_by_now():
+    judged = hung()
+    judged.round()
+    before = judged.page("hang", cluster_id="c")
+    assert [root["rank"] for root in before["roots"]] == [2]
+    judged.host.clock.advance(3 * NS_PER_S)
+    judged.push([moving(n, 11) for n in range(N)])
+    after = judged.page("hang", cluster_id="c")
+    assert after == before | {"standing_s": before["standing_s"] + 3}, (
+        "found in rounds, off the loop"
+    )
+    over = judged.round().page("hang", cluster_id="c")
+    assert (over["roots"], over["standing_s"]) == ([], 0.0)
+
+
+def test_page_finds_a_hang_itself_where_no_round_did_lately():
+    judged = hung()
+    judged.host.clock.advance(FRESH_NS + NS_PER_S)
+    stand(judged, *[standing(n, 10, 9) for n in (0, 1, 3)], standing(2, 9, 9))
+    assert judged.page("hang", cluster_id="c")["missing_ranks"] == [2]

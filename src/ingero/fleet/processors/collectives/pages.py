@@ -127,7 +127,7 @@ class CollectivesPages:
         cluster_id = get_cluster_id(query)
         if self._engine.is_replaying(cluster_id):  # judged by another Fleet
             raise KeyError(cluster_id)
-        report, standing_s = self._progress.find_hang(cluster_id, self._clock.mono_ns())
+        report, standing_s = self._progress.read_hang(cluster_id, self._clock.mono_ns())
         known = self._diagnoses.find_in_hang(cluster_id)
         return hang_json(report, standing_s, known)
 

@@ -140,6 +140,7 @@ class ProgressTracker:
         self._idle_timeout_ns = idle_timeout_ns
         self._lock = threading.Lock()
         self._clusters: dict[str, _Cluster] = {}
+        self._found: dict[str, tuple[HangReport, float, int]] = {}
         self._n_refused = 0
         self._caps: CapWatch[str] = CapWatch(CAP_QUIET_NS)
         self._cap_changes: list[CapChange] = []
@@ -179,6 +180,7 @@ class ProgressTracker:
         """Know nothing of a cluster any more."""
         with self._lock:
             self._clusters.pop(cluster_id, None)
+            self._found.pop(cluster_id, None)
 
     def find_hang(self, cluster_id: str, now_ns: int) -> tuple[HangReport, float]:
         """Whom the stopped ranks wait for, and for how many seconds the longest has waited.
@@ -218,12 +220,32 @@ class ProgressTracker:
         return join_reports(reports), max(waiting, default=0.0)
 
     def find_hangs(self, now_ns: int) -> dict[str, tuple[HangReport, float]]:
-        """What `find_hang` says of each cluster that is known."""
+        """What `find_hang` says of each cluster that is known; kept for `read_hang`."""
         found = {}
         for cluster_id in list(self._clusters):
             with suppress(KeyError):  # forgotten meanwhile by a push on another thread
                 found[cluster_id] = self.find_hang(cluster_id, now_ns)
+        with self._lock:
+            self._found = {
+                cluster_id: (*one, now_ns)
+                for cluster_id, one in found.items()
+                if cluster_id in self._clusters
+            }
         return found
+
+    def read_hang(self, cluster_id: str, now_ns: int) -> tuple[HangReport, float]:
+        """What `find_hangs` found last, with how long the longest has waited by now; where that is old, `find_hang`.
+
+        Raises:
+            KeyError: Nothing is known of the cluster.
+        """
+        with self._lock:
+            report, waiting_s, found_ns = self._found.get(cluster_id, (None, 0.0, 0))
+            is_known = cluster_id in self._clusters
+        age_ns = now_ns - found_ns
+        if report is None or not is_known or age_ns > FRESH_NS:
+            return self.find_hang(cluster_id, now_ns)
+        return report, waiting_s + (age_ns / NS_PER_S if waiting_s else 0.0)
 
     def take_refused(self) -> int:
         """How many records found no room since the last call."""
