@@ -53,9 +53,13 @@ def describe_causes(progress: Progress) -> list[str]:
     stages = {one.rank.rank for one in verdicts if one.kind is VerdictKind.IMBALANCE_STAGE}
     lines = [_describe_cause(f"rank {rank}", why) for rank, (why, _) in progress.diagnoses.items()]
     for rank, (why, _) in progress.uneven.items():
-        slow = "all of its stage are slow" if rank in stages else "its peers are slow in turns"
-        lines.append(_describe_cause(f"rank {rank} and {slow}", why))
+        lines.append(_describe_cause(_name_together(rank, is_stage=rank in stages), why))
     return lines
+
+
+def _name_together(rank: int, *, is_stage: bool) -> str:
+    slow = "all of its stage are slow" if is_stage else "its peers are slow in turns"
+    return f"rank {rank} and {slow}"
 
 
 def _describe_cause(who: str, diagnosis: dict[str, Any]) -> str:
@@ -98,6 +102,19 @@ def render_result(result: dict[str, Any], console: Console) -> None:
         console.print(line, highlight=False, soft_wrap=True)
 
 
+def _describe_diagnoses(result: dict[str, Any]) -> Iterator[str]:
+    stage = VerdictKind.IMBALANCE_STAGE
+    stages = {one["rank"] for one in result["verdicts"] if one["verdict"] == stage}
+    for rank, diagnosis in result["diagnoses"].items():
+        who = f"rank {rank}"
+        if not diagnosis["is_named"]:
+            who = _name_together(int(rank), is_stage=int(rank) in stages)
+        yield _describe_cause(who, diagnosis)
+        for cause in diagnosis["causes"]:
+            yield from (f"    {fact}" for fact in cause["evidence"])
+        yield from (f"    to do: {step}" for step in diagnosis["todo"])
+
+
 def _describe_result(result: dict[str, Any]) -> Iterator[str]:
     if result["note"]:
         yield result["note"]
@@ -107,11 +124,7 @@ def _describe_result(result: dict[str, Any]) -> Iterator[str]:
                 f"rank {root['rank']} never arrived ({root['cause']});"
                 f" {len(root['blocks'])} ranks wait for it"
             )
-    for rank, diagnosis in result["diagnoses"].items():
-        yield _describe_cause(int(rank), diagnosis, is_named=diagnosis["is_named"])
-        for cause in diagnosis["causes"]:
-            yield from (f"    {fact}" for fact in cause["evidence"])
-        yield from (f"    to do: {step}" for step in diagnosis["todo"])
+    yield from _describe_diagnoses(result)
     if result["takeover_s"] is not None:
         yield f"another Fleet judged {result['takeover_s']:.1f} s after one was killed"
     alerts = result["alerts"]

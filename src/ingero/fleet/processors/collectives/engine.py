@@ -329,14 +329,12 @@ class DetectionEngine:
                 self._observe(detection, waiting, now_ns)
         found = {}
         for detection, waiting in taken:
-            before, conclusion = detection.conclusion, None
+            before = detection.conclusion
             with self._starting_over(detection):
                 conclusion = self._judge_one(detection, waiting, now_ns)
-            if conclusion is None:
-                continue
-            # What arrived earlier is judged once its reorder window is over: a change without a push.
-            if waiting or before is None or before.judgement != conclusion.judgement:
-                found[detection.cluster_id] = conclusion
+                # What arrived earlier is judged once its reorder window is over: a change without a push.
+                if waiting or before is None or before.judgement != conclusion.judgement:
+                    found[detection.cluster_id] = conclusion
         return found
 
     @contextmanager
