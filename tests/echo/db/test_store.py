@@ -190,6 +190,49 @@ def test_a_reader_is_stopped_at_its_deadline_and_the_store_goes_on(store):
     assert count(store) == 1
 
 
+def test_the_file_is_opened_again_while_a_batch_that_was_not_read_to_its_end_is_still_held(
+    tmp_path,
+):
+    store = make_store(tmp_path / "echo.db", reopen_ns=60 * NS_PER_S)
+    store.open()
+    store.write(rows_of(20_000))
+    with store.open_reader(60 * NS_PER_S) as reader:
+        batches = reader.batches("SELECT * FROM events ORDER BY value_double", (), 2048)
+        assert next(batches).num_rows == 2048
+    store.call(lambda _: store.backend.drop()).result()
+    store.write(rows_of(1, start=20_000))
+    assert (count(store), store.counters.reopened, store.is_dead) == (20_001, 1, False)
+    with pytest.raises(StoreError):
+        next(batches)
+    store.close()
+
+
+def test_an_opening_that_takes_too_long_is_a_death_that_says_so_and_answers_what_waits(tmp_path):
+    store = make_store(tmp_path / "echo.db", reopen_ns=NS_PER_S // 5)
+    died = threading.Event()
+    store.on_death(died.set)
+    store.open()
+    store.write(rows_of(20_000))
+    held = []
+
+    def hold(connection):
+        source = connection.cursor().sql("SELECT * FROM events").to_arrow_reader(2048)
+        source.read_next_batch()
+        held.append(source)  # DuckDB spins in its next opening until this is gone
+        store.backend.drop()
+
+    store.call(hold).result()
+    with pytest.raises(StoreError, match=r"not open again after 0\.2 s"):
+        store.write(rows_of(1, start=20_000))
+    assert died.wait(60)
+    assert (store.is_dead, "not open again" in store.trouble) == (True, True)
+    with pytest.raises(StoreError, match="not open again"):
+        store.write(rows_of(1, start=20_000))
+    held.clear()
+    store.close()  # the opening came to its end after all, and nothing was made of it
+    assert (store.is_dead, bool(store.trouble)) == (True, True)
+
+
 @pytest.mark.slow
 def test_an_instance_killed_by_an_internal_error_is_reopened_with_every_row(store):
     store.write(rows_of(3))

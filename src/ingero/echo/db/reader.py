@@ -97,6 +97,7 @@ class CursorReader(Reader):
     def __init__(self, cursor: duckdb.DuckDBPyConnection) -> None:
         super().__init__()
         self._cursor = cursor
+        self._sources: list[pa.RecordBatchReader] = []
         self._lock = threading.Lock()
         self._is_closed = False
         self._is_sacrificed = False
@@ -114,9 +115,15 @@ class CursorReader(Reader):
                 self._cursor.interrupt()
 
     def close(self) -> None:
-        """Close the cursor."""
+        """Close the cursor, after what reads from it.
+
+        A source that is left open keeps the instance alive, and DuckDB's next opening of the file spins until it is
+        gone, which nothing can interrupt.
+        """
         with self._lock:
             self._is_closed = True
+            for source in self._sources:
+                source.close()
             self._cursor.close()
 
     @override
@@ -130,6 +137,7 @@ class CursorReader(Reader):
     ) -> Iterator[pa.RecordBatch]:
         with self._our_errors():
             source = self._cursor.sql(sql, params=list(params)).to_arrow_reader(batch_rows)
+        self._sources.append(source)
         return self._iterate(source)
 
     @override

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
+from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
@@ -76,6 +77,10 @@ class DuplicateFilter:
         return dict(zip(owners.tolist(), counts.tolist(), strict=True))
 
 
+class OverdueError(BaseException):
+    """Ends the writer's thread; not an error of rows or of a job, so that nothing on the way takes it for one."""
+
+
 class Writer(threading.Thread):
     """The thread that owns the backend.
 
@@ -138,11 +143,7 @@ class Writer(threading.Thread):
             self.broken = self._backend.close() or self.broken
         except BaseException as error:  # noqa: BLE001 - nobody may wait for a thread that is gone
             _LOG.critical("the writer has ended; nothing is taken any more", exc_info=error)
-            self.is_dead = True
-            self.broken = f"the writer has ended: {type(error).__name__}"
-            self.queue.abandon("the writer has ended")
-            if self.on_death is not None:
-                self.on_death()
+            self._die(f"the writer has ended: {type(error).__name__}")
 
     def _serve_once(self) -> bool:
         group = self.queue.take(self._settings.upkeep_ns / NS_PER_S)
@@ -243,13 +244,44 @@ class Writer(threading.Thread):
         self.broken = ""
 
     def _reopen(self) -> None:
-        self._backend.drop()
-        try:
-            self._open()
-        except IngeroError as error:
-            self.broken = error.message
-            raise
+        with self._in_time():
+            self._backend.drop()
+            try:
+                self._open()
+            except IngeroError as error:
+                self.broken = error.message
+                raise
         self.counters.reopened += 1
+
+    @contextmanager
+    def _in_time(self) -> Iterator[None]:
+        """Nothing is taken any more once an opening takes too long; DuckDB's cannot be interrupted.
+
+        Raises:
+            OverdueError: It did, and came to its end after all.
+        """
+        watchdog = threading.Timer(self._settings.reopen_ns / NS_PER_S, self._miss)
+        watchdog.daemon = True
+        watchdog.start()
+        try:
+            yield
+        finally:
+            watchdog.cancel()
+            watchdog.join()
+            if self.is_dead:
+                raise OverdueError
+
+    def _miss(self) -> None:
+        limit = f"{self._settings.reopen_ns / NS_PER_S:g} s"
+        _LOG.critical("the database was not open again after %s; nothing is taken any more", limit)
+        self._die(f"the database was not open again after {limit}")
+
+    def _die(self, why: str) -> None:
+        self.is_dead = True
+        self.broken = why
+        self.queue.abandon(why)
+        if self.on_death is not None:
+            self.on_death()
 
     def _now(self) -> datetime:
         return EPOCH + timedelta(microseconds=self._clock.wall_ns() // NS_PER_US)

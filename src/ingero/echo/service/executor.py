@@ -131,6 +131,10 @@ async def run_on_thread(
         # A place is free when its thread is.
         await asyncio.gather(running, return_exceptions=True)
         raise
+    finally:
+        del (
+            running
+        )  # its exception has this frame, which would keep all that the work had until a collection
 
 
 async def unless_gone(work: Coroutine[Any, Any, ResultT], gone: asyncio.Event | None) -> ResultT:
@@ -152,3 +156,4 @@ async def unless_gone(work: Coroutine[Any, Any, ResultT], gone: asyncio.Event | 
         if not working.done():
             working.cancel()
             await asyncio.gather(working, return_exceptions=True)
+        del working  # as in `run_on_thread`
