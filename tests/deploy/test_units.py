@@ -15,6 +15,8 @@ import yaml
 from tests.deploy.site import BIN, DEPLOY, ROOT, SERVING, read_guide, wait_for_page
 
 from ingero.cli.main import cli
+from ingero.echo.service.app import STATUS_DEAD
+from ingero.errors import ConfigError, StoreError
 from ingero.testing.fleet import build_fleet_config
 
 FOLDER = DEPLOY / "systemd"
@@ -222,6 +224,14 @@ def test_the_shipped_files_of_echo_are_what_the_unit_reads():
         key: value.rpartition(":")[2] for key, value in config.items() if key.endswith("_addr")
     }
     assert not {"4317", "4318", "8080", "8081"} & set(ports.values())
+
+
+def test_an_echo_that_stopped_writing_is_started_again_and_one_that_cannot_open_its_database_is_not():
+    assert read_unit("echo")["Restart"] == ["on-failure"]
+    (line,) = read_unit("echo")["RestartPreventExitStatus"]
+    prevented = {int(status) for status in line.split()}
+    assert STATUS_DEAD not in prevented | {0}
+    assert {ConfigError.exit_code, StoreError.exit_code} == prevented
 
 
 @pytest.mark.parametrize("name", ["echo", "fleet"])

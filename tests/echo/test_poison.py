@@ -20,6 +20,8 @@ from tests.echo.process import (
     spans,
 )
 
+from ingero.echo.service.app import STATUS_DEAD
+
 TOP, PAST = 2**64 - 1, 2**63
 
 
@@ -244,7 +246,7 @@ def test_a_writer_that_dies_fails_liveness_and_ends_the_process_with_an_error(tm
                 seen.add((echo.state("/readyz"), echo.state("/healthz")))
             except httpx.HTTPError:
                 break
-        assert echo.process.wait(120) == 4
+        assert echo.process.wait(120) == STATUS_DEAD
         assert seen <= {(503, 503)}
         assert "the writer has ended" in echo.log.read_text()
     flag.unlink()

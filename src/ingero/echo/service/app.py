@@ -42,7 +42,7 @@ from ingero.echo.service.telemetry import (
     watch_service,
 )
 from ingero.echo.service.tenant_sql import TenantSql
-from ingero.errors import IngeroError, RetryableError, StoreError
+from ingero.errors import IngeroError, RetryableError
 from ingero.serving.mcp import Call, McpFacts, build_mcp_server
 from ingero.telemetry.clock import Clock, SystemClock
 from ingero.telemetry.metrics import MeterRegistry
@@ -56,6 +56,8 @@ _INSTRUCTIONS: Final = (
 )
 _MAX_LAST_S: Final = 8.0
 """Longest life of a process that cannot write any more."""
+STATUS_DEAD: Final = os.EX_SOFTWARE
+"""How such a process ends: not as one that cannot open its database, which its supervisor does not start again."""
 
 
 def build_echo_mcp(call: Call) -> Server[Any]:
@@ -165,12 +167,12 @@ class EchoService:
     async def _give_up(self) -> int:
         """End soon, whatever hangs, so that a supervisor starts a process that writes."""
         _LOG.critical("ending because nothing is written any more")
-        last = threading.Timer(_MAX_LAST_S, os._exit, (StoreError.exit_code,))
+        last = threading.Timer(_MAX_LAST_S, os._exit, (STATUS_DEAD,))
         last.daemon = True
         last.start()
         with suppress(TimeoutError):
             await asyncio.wait_for(self.stop(), _MAX_LAST_S / 2)
-        return StoreError.exit_code
+        return STATUS_DEAD
 
     def reload(self) -> None:
         """Read tokens and certificates again; what is bad leaves the old in place."""
