@@ -2,15 +2,23 @@
 
 import datetime as dt
 import os
+import shutil
+import subprocess
+import sys
 import threading
+from contextlib import closing
+from pathlib import Path
 
+import duckdb
 import pytest
+from tests.echo.db.test_store import T0 as NOW
 from tests.echo.db.test_store import make_store, rows_of
 
 from ingero.echo.db import backups
 from ingero.echo.db.backup_names import choose_backup, list_backups, stamp_of
 from ingero.echo.db.backups import BackupPlan, BackupSchedule, verify
-from ingero.echo.db.errors import translate_errors
+from ingero.echo.db.engine import DatabaseSettings, migrate, open_engine, wal_path
+from ingero.echo.db.errors import ForeignDatabaseError, LockedError, translate_errors
 from ingero.echo.db.files import restore
 from ingero.errors import StoreError
 from ingero.testing.clock import ManualClock
@@ -224,3 +232,147 @@ def test_verify_finds_one_changed_bit_in_any_block_that_is_used_and_changes_noth
     assert any(one.startswith("cannot read events") for one in said)  # opening alone found nothing
     with pytest.raises(StoreError, match="does not exist"):
         verify(tmp_path / "nowhere.db")
+
+
+def make_file(path, n_rows):
+    """A database that was closed in order."""
+    with closing(open_engine(str(path), DatabaseSettings())) as connection:
+        migrate(connection, NOW)
+        insert(connection, n_rows)
+    return path
+
+
+def insert(connection, n_rows):
+    connection.execute(
+        "INSERT INTO events SELECT ?, 'c1', 'n1', 'm', i, NULL, 'gauge', '1', '{}', ? FROM range(?) t(i)",
+        [NOW, NOW, n_rows],
+    )
+
+
+def make_unclean(path, n_rows):
+    """The same as it is when its server is killed: the rows are in the log."""
+    source = path.with_name("source.db")
+    with closing(open_engine(str(source), DatabaseSettings())) as connection:
+        migrate(connection, NOW)
+        connection.execute("CHECKPOINT")
+        insert(connection, n_rows)
+        shutil.copy(source, path)
+        shutil.copy(wal_path(str(source)), wal_path(str(path)))
+    return path
+
+
+def overwrite(path, offset, n_bytes):
+    with path.open("r+b") as file:
+        file.seek(offset)
+        file.write(b"\xa5" * n_bytes)
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda path: overwrite(path, 0, 12288),
+        lambda path: overwrite(path, 4096, 4096),
+        lambda path: os.truncate(path, 20_000),
+        lambda path: os.truncate(path, 0),
+    ],
+    ids=["headers", "one header", "cut off", "empty"],
+)
+def test_a_damaged_database_is_kept_aside_with_its_log_and_said_when_it_is_replaced(
+    tmp_path, spoil
+):
+    backup = make_file(tmp_path / "copy.db", 7)
+    db = make_unclean(tmp_path / "echo.db", 300_000)
+    spoil(db)
+    damaged, log = db.read_bytes(), wal_path(str(db)).read_bytes()
+    done = restore(backup, db)
+    assert (count(db), done.n_rows) == (7, 7)
+    assert "echo.db" in done.damage
+    assert done.aside.read_bytes() == damaged
+    assert wal_path(str(done.aside)).read_bytes() == log
+    assert not wal_path(str(db)).exists()
+
+
+def test_what_is_no_echo_database_or_in_use_stays_in_its_place(tmp_path):
+    backup, db = make_file(tmp_path / "copy.db", 7), tmp_path / "echo.db"
+    with duckdb.connect(str(db)) as foreign:
+        foreign.execute("CREATE TABLE mine (a INTEGER)")
+    before = db.read_bytes()
+    with pytest.raises(ForeignDatabaseError, match="no Echo database"):
+        restore(backup, db)
+    with closing(make_store(tmp_path / "served.db")) as served:
+        served.open()
+        with pytest.raises(LockedError):
+            restore(backup, tmp_path / "served.db")
+    assert db.read_bytes() == before
+    assert not list(tmp_path.glob("*before-restore*"))
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit, OSError(28, "No space left")])
+@pytest.mark.parametrize("at", ["copy", "link", "name"])
+def test_a_restore_that_is_interrupted_leaves_the_old_database_with_its_log(
+    tmp_path, monkeypatch, at, error
+):
+    backup = make_file(tmp_path / "copy.db", 7)
+    db = make_unclean(tmp_path / "echo.db", 50)
+    before, log = db.read_bytes(), wal_path(str(db)).read_bytes()
+    kept = sorted(path.name for path in tmp_path.iterdir())
+
+    def fail(*_):
+        raise error
+
+    with monkeypatch.context() as patch:
+        owner, name = {
+            "copy": (shutil, "copyfileobj"),
+            "link": (Path, "hardlink_to"),
+            "name": (Path, "replace"),
+        }[at]
+        patch.setattr(owner, name, fail)
+        with pytest.raises(StoreError if isinstance(error, OSError) else error):
+            restore(backup, db)
+    assert sorted({path.name for path in tmp_path.iterdir()} - {"echo.db.lock"}) == kept
+    assert (db.read_bytes(), wal_path(str(db)).read_bytes()) == (before, log)
+    assert count(db) == 50
+
+
+def test_a_restore_that_is_interrupted_after_the_new_database_has_its_place_keeps_the_old_one(
+    tmp_path, monkeypatch
+):
+    backup = make_file(tmp_path / "copy.db", 7)
+    db = make_unclean(tmp_path / "echo.db", 50)
+    replace = Path.replace
+
+    def interrupted(self, target):
+        replace(self, target)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "replace", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            restore(backup, db)
+    assert count(db) == 7
+    assert count(tmp_path / "echo.db.before-restore-1") == 50
+
+
+def test_a_backup_with_a_log_is_restored_whole_and_left_as_it_is(tmp_path):
+    backup = make_unclean(tmp_path / "copy.db", 50)
+    before, log = backup.read_bytes(), wal_path(str(backup)).read_bytes()
+    assert restore(backup, tmp_path / "echo.db").n_rows == 50
+    assert (backup.read_bytes(), wal_path(str(backup)).read_bytes()) == (before, log)
+    assert count(tmp_path / "echo.db") == 50
+
+
+def test_the_backup_that_a_replica_answers_from_is_restored(tmp_path):
+    backup = make_file(tmp_path / "echo-20260131T020000Z.db", 7)
+    code = (
+        "import sys\nfrom ingero.echo.db.engine import *\n"
+        "held = open_engine(sys.argv[1], DatabaseSettings(is_read_only=True))\n"
+        "print('open', flush=True)\nsys.stdin.read()\n"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", code, str(backup)],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+    ) as replica:  # fmt: skip
+        assert replica.stdout.readline() == "open\n"
+        assert restore(backup, tmp_path / "echo.db").n_rows == 7
+        replica.stdin.close()
+    assert count(tmp_path / "echo.db") == 7

@@ -118,6 +118,8 @@ def restore(
     click.echo(f"{db}: restored {done.n_rows} rows from {backup}{left_out}{newest}")
     if done.aside:
         click.echo(f"the database that was there is {done.aside}")
+    if done.damage:
+        click.echo(f"it could not be opened: {done.damage}")
 
 
 def _parse_time(text: str | None) -> datetime | None:

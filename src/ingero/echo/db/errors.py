@@ -36,6 +36,10 @@ class LockedError(StoreError):
     """Another process holds the database."""
 
 
+class ForeignDatabaseError(StoreError):
+    """A database that opens and is not one that this release serves."""
+
+
 @contextmanager
 def translate_errors(doing: str) -> Iterator[None]:
     """Turn whatever DuckDB raises into a `StoreError`; ``doing`` completes "cannot …"."""

@@ -27,12 +27,13 @@ from ingero.echo.db.engine import (
     open_engine,
     wal_path,
 )
-from ingero.echo.db.errors import LockedError, translate_errors
+from ingero.echo.db.errors import ForeignDatabaseError, LockedError, translate_errors
 from ingero.echo.db.lock import FileLock, locked
 from ingero.echo.schema.migrations import MIGRATIONS
 from ingero.echo.schema.tables import APPENDED, TABLES
-from ingero.errors import IngeroError, StoreError
+from ingero.errors import StoreError
 from ingero.units import format_size
+from ingero.whole_files import sync_folder
 
 _DAMAGE: Final = re.compile(r"entry at byte position (\d+)")
 _SETTINGS: Final = DatabaseSettings()
@@ -61,12 +62,14 @@ class Restored:
         n_rows: Rows of the restored one.
         newest: When the newest of them arrived, UTC; None where there is none.
         n_left_out: Rows of the backup that arrived after the time that was given.
+        damage: Why the database that was there cannot be opened; empty where it can.
     """
 
     aside: Path | None
     n_rows: int
     newest: datetime | None
     n_left_out: int
+    damage: str = ""
 
 
 def migrate_file(
@@ -116,10 +119,10 @@ def back_up(path: Path, to: Path, encryption: Encryption | None = None) -> tuple
 def restore(
     backup: Path, path: Path, encryption: Encryption | None = None, until: datetime | None = None
 ) -> Restored:
-    """Put a backup in a database's place.
+    """Put a backup in a database's place; what was there is kept beside it, also where it is damaged.
 
     Args:
-        backup: The backup, which is left as it is.
+        backup: The backup, which is left as it is and may be read by others meanwhile.
         path: The database file.
         encryption: How both are encrypted.
         until: Leave out what arrived later; what a node said of itself is one row, and that stays as the backup has it.
@@ -127,9 +130,10 @@ def restore(
     Raises:
         ConfigError: The key is not that of both.
         StoreError: The backup is no Echo database, the place is in use, or either is of a newer release than this.
+            The database that was there is in its place.
     """
     _check_there(backup)
-    _check_echo(backup, encryption)
+    _check_echo(backup, encryption, is_read_only=True)
     with locked(str(path)):
         return _put_in_place(backup, path, encryption, until)
 
@@ -137,27 +141,61 @@ def restore(
 def _put_in_place(
     backup: Path, path: Path, encryption: Encryption | None, until: datetime | None
 ) -> Restored:
-    aside = None
-    if path.exists():
-        _check_echo(path, encryption)
-        aside = _free_name(path, "before-restore")
-        _check_room(backup, path)
-        path.rename(aside)
-        if wal_path(str(path)).exists():
-            wal_path(str(path)).rename(wal_path(str(aside)))
+    damage = _find_damage(path, encryption) if path.exists() else ""
+    _check_room(backup, path)
     found: list[tuple[int, datetime | None, int]] = []
+    asides: list[Path | None] = []
+    _copy(
+        backup,
+        path,
+        encryption,
+        settle=lambda copy: found.append(_settle(copy, encryption, until)),
+        place=lambda copy, to: asides.append(_swap(copy, to)),
+    )
+    return Restored(asides[0], *found[0], damage)
+
+
+def _find_damage(path: Path, encryption: Encryption | None) -> str:
+    """Why a database cannot be opened; empty where it can.
+
+    Raises:
+        ConfigError: The key is not its own.
+        StoreError: It is in use, or it opens and is another's or of a newer release.
+    """
     try:
-        _copy(
-            backup,
-            path,
-            encryption,
-            settle=lambda copy: found.append(_settle(copy, encryption, until)),
-        )
-    except IngeroError:
-        if aside is not None:
-            aside.rename(path)
+        _check_echo(path, encryption, is_read_only=True)
+    except (LockedError, ForeignDatabaseError):
         raise
-    return Restored(aside, *found[0])
+    except StoreError as error:
+        return error.message
+    return ""
+
+
+def _swap(new: Path, path: Path) -> Path | None:
+    """Put a file in a database's place, where there is one at each moment; where the old one is now, if there was one.
+
+    Its log goes last: DuckDB refuses a log beside a file that it is not of, and would miss no log that is gone.
+
+    Raises:
+        StoreError: It was not possible.
+    """
+    aside, wal = _free_name(path, "before-restore"), wal_path(str(path))
+    kept = {path: aside, wal: wal_path(str(aside))}
+    try:
+        for part, other in kept.items():
+            if part.exists():
+                other.hardlink_to(part)
+        new.replace(path)
+    except OSError as error:
+        raise StoreError(f"cannot put {new} in the place of {path}: {error.strerror}") from error
+    finally:
+        if new.exists():
+            for other in kept.values():
+                other.unlink(missing_ok=True)
+        else:
+            wal.unlink(missing_ok=True)
+    sync_folder(path.parent)
+    return aside if aside.exists() else None
 
 
 def _settle(
@@ -173,7 +211,7 @@ def _settle(
                     sql = f"DELETE FROM {name} WHERE ingested_at > ?"  # noqa: S608 - our names
                     n_rows = int(fetch_row(connection, sql, [until])[0])
                 n_deleted += n_rows if name in TABLES else 0
-            checkpoint(connection)
+        checkpoint(connection)
         arrivals = " UNION ALL ".join(
             f"SELECT max(ingested_at) AS arrival FROM {name}"  # noqa: S608 - our names
             for name in TABLES
@@ -206,7 +244,7 @@ def _repair(path: Path) -> Repair:
     kept: Path | None = None
     whole_bytes = wal.stat().st_size if wal.exists() else 0
     for _ in range(_ATTEMPTS):
-        position = _find_damage(path)
+        position = _find_bad_entry(path)
         if position is None:
             left = wal.stat().st_size if kept is not None and wal.exists() else 0
             return Repair(kept, whole_bytes - left if kept is not None else 0)
@@ -221,7 +259,7 @@ def _repair(path: Path) -> Repair:
     )
 
 
-def _find_damage(path: Path) -> int | None:
+def _find_bad_entry(path: Path) -> int | None:
     try:
         connection = duckdb.connect(str(path))
     except duckdb.Error as error:
@@ -240,24 +278,30 @@ def _find_damage(path: Path) -> int | None:
 
 
 def _check_echo(
-    path: Path, encryption: Encryption | None, expected: Mapping[str, int] | None = None
+    path: Path,
+    encryption: Encryption | None,
+    expected: Mapping[str, int] | None = None,
+    *,
+    is_read_only: bool = False,
 ) -> None:
     """Hold a file to be a database that this release can serve, with the rows that it must have.
 
-    Opening it folds its log in.
+    Opening it folds its log in, unless it is only read.
     """
-    connection = open_engine(str(path), DatabaseSettings(encryption=encryption))
+    settings = DatabaseSettings(encryption=encryption, is_read_only=is_read_only)
+    connection = open_engine(str(path), settings)
     try:
         with translate_errors("read the schema"):
             sql = "SELECT count(*) FROM duckdb_tables() WHERE table_name IN ('events', 'schema_migrations')"
             if fetch_row(connection, sql)[0] != 2:
-                raise StoreError(f"{path} is no Echo database")
-            version = fetch_row(connection, "SELECT max(number) FROM schema_migrations")[0]
+                raise ForeignDatabaseError(f"{path} is no Echo database")
+            sql = "SELECT coalesce(max(number), 0) FROM schema_migrations"
+            version = fetch_row(connection, sql)[0]
         found = count_tables(connection) if expected else {}
     finally:
         connection.close()
     if version > MIGRATIONS[-1].number:
-        raise StoreError(
+        raise ForeignDatabaseError(
             f"{path} has schema {version} and this release knows {MIGRATIONS[-1].number}",
             hint="Use the release that wrote it.",
         )
@@ -272,19 +316,27 @@ def _copy(
     encryption: Encryption | None,
     expected: Mapping[str, int] | None = None,
     settle: Callable[[Path], object] = lambda _: None,
+    place: Callable[[Path, Path], object] = Path.rename,
 ) -> int:
     def fill(copy: Path) -> Mapping[str, int] | None:
+        wal = wal_path(str(source))
         try:
-            fd = os.open(copy, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-            with os.fdopen(fd, "wb") as writing, source.open("rb") as reading:
-                shutil.copyfileobj(reading, writing, 8 << 20)
-                writing.flush()
-                os.fsync(fd)
+            _copy_file(source, copy)
+            if wal.exists():
+                _copy_file(wal, wal_path(str(copy)))
         except OSError as error:
             raise StoreError(f"cannot copy {source} to {to}: {error.strerror}") from error
         return expected
 
-    return make_copy(to, encryption, fill, settle)[0]
+    return make_copy(to, encryption, fill, settle, place)[0]
+
+
+def _copy_file(source: Path, copy: Path) -> None:
+    fd = os.open(copy, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(fd, "wb") as writing, source.open("rb") as reading:
+        shutil.copyfileobj(reading, writing, 8 << 20)
+        writing.flush()
+        os.fsync(fd)
 
 
 def make_copy(
@@ -292,6 +344,7 @@ def make_copy(
     encryption: Encryption | None,
     fill: Callable[[Path], Mapping[str, int] | None],
     check: Callable[[Path], object] = lambda _: None,
+    place: Callable[[Path, Path], object] = Path.rename,
 ) -> tuple[int, int]:
     """A copy that appears under its name once it was opened; nothing is left of one that failed.
 
@@ -300,6 +353,7 @@ def make_copy(
         encryption: How it is encrypted.
         fill: Writes it under another name, and returns the rows that it must have.
         check: A further one; what it raises ends the copy.
+        place: Gives it its name.
 
     Returns:
         Its bytes, and those rows.
@@ -312,7 +366,7 @@ def make_copy(
         expected = fill(partial)
         _check_echo(partial, encryption, expected)
         check(partial)
-        partial.rename(to)
+        place(partial, to)
     except BaseException:
         for part in parts:
             part.unlink(missing_ok=True)
@@ -341,6 +395,6 @@ def _check_there(path: Path) -> None:
 def _free_name(path: Path, word: str) -> Path:
     for number in range(1, 1000):
         name = path.with_name(f"{path.name}.{word}-{number}")
-        if not name.exists():
+        if not name.exists() and not wal_path(str(name)).exists():
             return name
     raise StoreError(f"{path}: too many files named {word}")
