@@ -19,6 +19,13 @@ _COPIED: Final = ("gpu.memcpy.bytes_total", "ingero.node.cuda_memcpy_bytes_total
 _COPY_TIME: Final = "gpu.memcpy.duration_ms"
 _DIRECTION: Final = '$."ingero.memcpy.direction"'
 
+_BEFORE: Final = (
+    "OVER (PARTITION BY cluster_id, node_id, metric_name, attributes ORDER BY ts) AS before"
+)
+_STEP: Final = """CASE WHEN kind = 'delta' THEN value_double WHEN before IS NULL THEN 0.0
+            WHEN value_double >= before THEN value_double - before ELSE value_double END"""
+"""What a counter grew by since the point ``before``; one that is smaller has begun again from 0."""
+
 
 class Hotspot(msgspec.Struct):
     """One GPU, or one node where the GPU is not named."""
@@ -35,14 +42,15 @@ class Hotspot(msgspec.Struct):
 
 _HOTSPOTS_SQL: Final = f"""
 WITH points AS (
-    SELECT cluster_id, node_id, attributes, metric_name, ts, value_double,
+    SELECT cluster_id, node_id, attributes, metric_name, kind, ts, value_double,
            coalesce(json_extract_string(attributes, '$."gpu.uuid"'),
                     json_extract_string(attributes, '$.gpu_uuid')) AS gpu
     FROM events WHERE {{where}} AND metric_name IN ('{_FRAGMENTATION}', '{_FRAGMENTING}')
+), steps AS (
+    SELECT cluster_id, node_id, gpu, kind, value_double, lag(value_double) {_BEFORE}
+    FROM points WHERE metric_name = '{_FRAGMENTING}' AND value_double IS NOT NULL
 ), counted AS (
-    SELECT cluster_id, node_id, gpu, sum(n) AS n_events FROM (
-        SELECT cluster_id, node_id, gpu, attributes, max(value_double) - min(value_double) AS n
-        FROM points WHERE metric_name = '{_FRAGMENTING}' GROUP BY ALL) GROUP BY ALL
+    SELECT cluster_id, node_id, gpu, sum({_STEP}) AS n_events FROM steps GROUP BY ALL
 ), shares AS (
     SELECT cluster_id, node_id, gpu, arg_max(value_double, ts) AS last, max(value_double) AS most
     FROM points WHERE metric_name = '{_FRAGMENTATION}' GROUP BY ALL
@@ -74,12 +82,14 @@ class Launches(msgspec.Struct):
 
 _LAUNCHES_SQL: Final = f"""
 WITH points AS (
-    SELECT cluster_id, node_id, metric_name, attributes, ts, value_double FROM events
+    SELECT cluster_id, node_id, metric_name, attributes, kind, ts, value_double FROM events
     WHERE {{where}} AND (metric_name IN {_LAUNCHES} OR metric_name IN ('{_OP_COUNT}', '{_OP_DURATION}'))
+), steps AS (
+    SELECT cluster_id, node_id, metric_name, attributes, kind, ts, value_double, lag(value_double) {_BEFORE}
+    FROM points WHERE metric_name IN {_LAUNCHES} AND value_double IS NOT NULL
 ), grown AS (
-    SELECT cluster_id, node_id, metric_name, attributes, max(value_double) - min(value_double) AS n,
-           epoch(max(ts)) - epoch(min(ts)) AS seconds
-    FROM points WHERE metric_name IN {_LAUNCHES} GROUP BY ALL
+    SELECT cluster_id, node_id, metric_name, attributes, sum({_STEP}) AS n, epoch(max(ts)) - epoch(min(ts)) AS seconds
+    FROM steps GROUP BY ALL
 ), rates AS (
     SELECT cluster_id, node_id, sum(n) AS n, sum(n / nullif(seconds, 0)) AS per_s FROM grown GROUP BY ALL
 ), times AS (
@@ -113,31 +123,36 @@ class CopyBandwidth(msgspec.Struct):
     p99_ms: float | None
 
 
+_OF_COPIES: Final = "OVER (PARTITION BY cluster_id, node_id, attributes, bounds ORDER BY ts)"
+"""A histogram's points of equal bounds; it grew by each point after which it begins again, less the first one."""
 _COPY_SQL: Final = f"""
-WITH moved AS (
+WITH steps AS (
+    SELECT cluster_id, node_id, metric_name, attributes, kind, ts, value_double, lag(value_double) {_BEFORE}
+    FROM events WHERE {{where}} AND metric_name IN {_COPIED} AND value_double IS NOT NULL
+), moved AS (
     SELECT cluster_id, node_id, attributes,
            coalesce(json_extract_string(attributes, '{_DIRECTION}'), 'unknown') AS direction, metric_name,
-           CASE WHEN any_value(kind) = 'delta' THEN sum(value_double)
-                ELSE max(value_double) - min(value_double) END AS n,
-           epoch(max(ts)) - epoch(min(ts)) AS seconds
-    FROM events WHERE {{where}} AND metric_name IN {_COPIED} GROUP BY ALL
+           sum({_STEP}) AS n, epoch(max(ts)) - epoch(min(ts)) AS seconds
+    FROM steps GROUP BY ALL
 ), bytes AS (
     SELECT cluster_id, node_id, direction, sum(n) AS n, sum(n / nullif(seconds, 0)) AS per_s FROM moved GROUP BY ALL
-), ends AS (
-    SELECT cluster_id, node_id, attributes,
-           coalesce(json_extract_string(attributes, '{_DIRECTION}'), 'unknown') AS direction,
-           arg_max(bounds, ts) AS bounds, arg_max(bucket_counts, ts) AS last, arg_min(bucket_counts, ts) AS first,
-           count(*) AS n
-    FROM histograms WHERE {{where}} AND metric_name = '{_COPY_TIME}' GROUP BY ALL
+), points AS (
+    SELECT cluster_id, node_id, attributes, kind, bounds, bucket_counts, count, lag(count) {_OF_COPIES} AS before,
+           lead(count) {_OF_COPIES} AS after
+    FROM histograms WHERE {{where}} AND metric_name = '{_COPY_TIME}' AND len(bucket_counts) = len(bounds) + 1
+), weighed AS (
+    SELECT cluster_id, node_id, coalesce(json_extract_string(attributes, '{_DIRECTION}'), 'unknown') AS direction,
+           bounds, bucket_counts,
+           CASE WHEN kind = 'delta' THEN 1.0
+                ELSE CASE WHEN after IS NULL OR after < count THEN 1.0 ELSE 0.0 END
+                     - CASE WHEN before IS NULL THEN 1.0 ELSE 0.0 END END AS weight
+    FROM points
 ), numbered AS (
-    SELECT *, unnest(range(1, len(last) + 1)) AS i FROM ends WHERE len(last) = len(bounds) + 1
-), counted AS (
-    SELECT cluster_id, node_id, direction, CASE WHEN i > len(bounds) THEN 'inf'::DOUBLE ELSE bounds[i] END AS bound,
-           CASE WHEN n > 1 AND len(first) = len(last) THEN greatest(last[i]::BIGINT - first[i]::BIGINT, 0)
-                ELSE last[i]::BIGINT END AS grown
-    FROM numbered
+    SELECT *, unnest(range(1, len(bucket_counts) + 1)) AS i FROM weighed WHERE weight <> 0
 ), buckets AS (
-    SELECT cluster_id, node_id, direction, bound, sum(grown) AS grown FROM counted GROUP BY ALL
+    SELECT cluster_id, node_id, direction, CASE WHEN i > len(bounds) THEN 'inf'::DOUBLE ELSE bounds[i] END AS bound,
+           greatest(sum(weight * bucket_counts[i]::DOUBLE), 0.0) AS grown
+    FROM numbered GROUP BY ALL
 ), ranked AS (
     SELECT *, sum(grown) OVER (PARTITION BY cluster_id, node_id, direction ORDER BY bound) AS upto,
            sum(grown) OVER (PARTITION BY cluster_id, node_id, direction) AS n FROM buckets

@@ -1,0 +1,113 @@
+"""Tools over rows that were put in by hand: counters that begin again, states of incidents, values of any size."""
+
+import datetime as dt
+import itertools
+import json
+
+import pytest
+
+from ingero.echo.db.engine import MEMORY, DatabaseSettings
+from ingero.echo.db.rows import Rows
+from ingero.echo.db.store import Store, StoreSettings
+from ingero.echo.queries.catalog import QUERIES
+from ingero.echo.queries.context import QueryContext
+from ingero.echo.schema.tables import EVENTS, HISTOGRAMS
+from ingero.serving.query import get_query
+from ingero.telemetry.clock import SystemClock
+from ingero.units import NS_PER_S
+
+NOW = dt.datetime(2026, 6, 1, 12)  # noqa: DTZ001 - the store's TIMESTAMP is UTC without a zone
+EPOCH = dt.datetime(1970, 1, 1)  # noqa: DTZ001
+COPY = {"attributes": '{"ingero.memcpy.direction": "h2d"}', "node_id": "n1"}
+
+
+class Site:
+    """A store in memory."""
+
+    def __init__(self):
+        settings = StoreSettings(engine=DatabaseSettings(memory_limit_bytes=512 << 20, threads=1))
+        self.store = Store(MEMORY, settings, SystemClock())
+        self.store.open()
+        self.numbers = itertools.count()
+        self.rows = Rows()
+
+    def add(self, table, minutes, **values):
+        """One row, so many minutes ago."""
+        number = next(self.numbers)
+        given = {"ts": NOW - dt.timedelta(minutes=minutes), "node_id": "n1", "attributes": "{}"}
+        given |= {"cluster_id": "c1"} | values
+        row = tuple(given.get(name) for name in table.names)
+        self.rows.table(table).add(number, number, row, number)
+        self.rows.n_rows += 1
+
+    def ask(self, name, clusters=None, **args):
+        """The answer's rows and the rest of it."""
+        if self.rows.n_rows:
+            rows, self.rows = self.rows, Rows()
+            self.store.write(rows)
+        with self.store.open_reader(60 * NS_PER_S) as reader:
+            now_ns = (NOW - EPOCH) // dt.timedelta(microseconds=1) * 1000
+            context = QueryContext(reader, clusters, now_ns, None)
+            return json.loads(get_query(QUERIES, name).ask(context, json.dumps(args).encode()))
+
+
+@pytest.fixture
+def site():
+    opened = Site()
+    yield opened
+    opened.store.close()
+
+
+def add_counter(site, name, values, **more):
+    for at, value in enumerate(values):
+        given = {"metric_name": name, "value_double": float(value), "kind": "cumulative"} | more
+        site.add(EVENTS, 30 - at, **given)
+
+
+def test_launches_after_a_restart_are_what_the_counter_grew_by_and_not_its_history(site):
+    add_counter(site, "gpu.kernel.launch.count", [1_000_000, 1_000_100, 1_000_200, 50, 150, 250])
+    add_counter(site, "gpu.kernel.launch.count", range(0, 600, 100), node_id="n2")
+    rows = site.ask("fleet.cluster.kernel_launch_summary")["rows"]
+    assert {row["node_id"]: row["n_launches"] for row in rows} == {"n1": 450.0, "n2": 500.0}
+
+
+def test_bytes_copied_and_fragmenting_calls_are_growth_also_over_a_restart(site):
+    add_counter(site, "gpu.memcpy.bytes_total", [5e12, 5e12 + 1e9, 0, 1e9], **COPY)
+    add_counter(
+        site, "gpu.memcpy.bytes_total", [7.0, 8.0], **COPY | {"kind": "delta", "node_id": "n2"}
+    )
+    add_counter(site, "gpu.memfrag.ioctl_event_total", [90, 100, 5, 6], attributes='{"cmd": "x"}')
+    rows = site.ask("fleet.cluster.memcpy_bandwidth_summary")["rows"]
+    assert {row["node_id"]: row["n_bytes"] for row in rows} == {"n1": 2e9, "n2": 15.0}
+    (spot,) = site.ask("fleet.cluster.memfrag_hotspots")["rows"]
+    assert spot["n_events"] == 16
+
+
+def add_histogram(site, minutes, counts, **more):
+    given = {
+        "metric_name": "gpu.memcpy.duration_ms",
+        "kind": "cumulative",
+        "bounds": [1.0, 2.0, 4.0],
+    }
+    site.add(HISTOGRAMS, minutes, count=sum(counts), bucket_counts=counts, **given | COPY | more)
+
+
+def test_durations_of_copies_are_of_those_in_the_window_also_over_a_restart(site):
+    for at, counts in enumerate((
+        [10**6, 0, 0, 0],
+        [10**6 + 10, 10, 0, 0],
+        [0, 5, 0, 0],
+        [0, 5, 20, 0],
+        [1, 0, 0, 0],
+    )):
+        add_histogram(site, 30 - at, counts)
+    add_histogram(
+        site, 20, [10**6, 10**6, 0, 0], node_id="n2"
+    )  # alone it says nothing of the window
+    for at in range(2):
+        add_histogram(site, 10 - at, [0, 0, 0, 3], node_id="n3", kind="delta")
+    rows = site.ask("fleet.cluster.memcpy_bandwidth_summary")["rows"]
+    assert {row["node_id"]: (row["n_copies"], row["p50_ms"]) for row in rows} == {
+        "n1": (10 + 10 + 5 + 20 + 1, 2.0),
+        "n3": (6.0, None),
+    }
