@@ -11,7 +11,7 @@ from ingero.echo.db.rows import Rows
 from ingero.echo.db.store import Store, StoreSettings
 from ingero.echo.queries.catalog import QUERIES
 from ingero.echo.queries.context import QueryContext
-from ingero.echo.schema.tables import EVENTS, HISTOGRAMS
+from ingero.echo.schema.tables import EVENTS, HISTOGRAMS, INCIDENTS
 from ingero.serving.query import get_query
 from ingero.telemetry.clock import SystemClock
 from ingero.units import NS_PER_S
@@ -111,3 +111,17 @@ def test_durations_of_copies_are_of_those_in_the_window_also_over_a_restart(site
         "n1": (10 + 10 + 5 + 20 + 1, 2.0),
         "n3": (6.0, None),
     }
+
+
+def test_an_incident_that_opened_before_the_window_is_open_until_it_ends(site):
+    for at in range(5):
+        site.add(EVENTS, at, metric_name="ingero.node.health_score", value_double=0.5, kind="gauge")
+    states = (("a", 125, "open"), ("b", 130, "open"), ("b", 100, "resolved"), ("c", 30, "open"))
+    for incident_id, minutes, state in (*states, ("old", 9 * 1440, "open")):
+        site.add(INCIDENTS, minutes, incident_id=incident_id, state=state, kind="straggler")
+    site.add(INCIDENTS, 300, incident_id="x", state="open", cluster_id="c2")
+    rows = site.ask("fleet.cluster.summary", frozenset({"c1"}))["rows"]
+    assert [(row["cluster_id"], row["n_open_incidents"]) for row in rows] == [("c1", 2)]
+    until = (NOW - dt.timedelta(minutes=110)).isoformat() + "Z"
+    (past,) = site.ask("fleet.cluster.summary", frozenset({"c1"}), until=until)["rows"]
+    assert past["n_open_incidents"] == 2  # a and b

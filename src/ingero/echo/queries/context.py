@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any, Final, Generic, TypeVar, get_args, get_origin
 
@@ -138,6 +138,12 @@ class TimeSpan:
     def of_clusters(self) -> tuple[str, tuple[Any, ...]]:
         """The condition on ``cluster_id`` alone, and its parameters: for what does not belong to a time."""
         return self.where.removeprefix(_IN_TIME), self.params[2:]
+
+    def reaching_back(self, least: timedelta) -> TimeSpan:
+        """The same, begun at least so long before its end."""
+        first = max(self.end, datetime.min + least) - least  # noqa: DTZ901 - naive UTC, as the store has it
+        start = min(self.start, first)
+        return replace(self, start=start, params=(start, *self.params[1:]))
 
     def bind(self, sql: str) -> tuple[str, tuple[Any, ...]]:
         """A statement with the condition at each ``{where}``, and the parameters that these take."""

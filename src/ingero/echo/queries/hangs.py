@@ -144,10 +144,9 @@ SELECT * FROM found ORDER BY silent_s DESC, cluster_id, comm, rank
 def _hangs(context: QueryContext, args: HangsArgs) -> ListAnswer[Hang]:
     span = context.span(args, "collectives", "hangs")
     clusters = span.params[2:]
-    since = min(span.start, max(span.end, datetime.min + _MAX_AGE) - _MAX_AGE)  # noqa: DTZ901 - naive UTC
     ever = datetime.min  # noqa: DTZ901 - naive UTC, as the store has it
     params = (
-        *(since, span.end, *clusters),
+        *(span.reaching_back(_MAX_AGE).params),
         *(span.params),
         span.end,
         *(span.params),

@@ -7,7 +7,7 @@ network.
 
 from __future__ import annotations
 
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Annotated, Final
 
 import msgspec
@@ -30,6 +30,8 @@ _STRAGGLER: Final = str(MetricName.STRAGGLER_EVENT)
 _MAD_TO_SIGMA: Final = 1.4826
 _K: Final = 2.0
 _MIN_MARGIN: Final = 0.05
+_MAX_OPEN: Final = timedelta(days=7)
+"""How long before the window's end an incident may have opened; the end of one may be lost with its sender."""
 
 _STRAGGLERS: Final = f"""
 latest AS (
@@ -94,7 +96,12 @@ class ClusterSummary(msgspec.Struct):
     threshold: float | None
     n_straggler_nodes: int
     n_culprits: int
-    n_open_incidents: int
+    n_open_incidents: Annotated[
+        int,
+        msgspec.Meta(
+            description="At the window's end, of those that opened in it or in the week before that end."
+        ),
+    ]
     lost_gpu_seconds: float | None
     last_seen: datetime | None
 
@@ -121,9 +128,9 @@ WITH {JUDGED}, {_STRAGGLERS}, scores AS (
     SELECT cluster_id, count(*) FILTER (WHERE verdict IN ('culprit', 'network')) AS n_culprits
     FROM judged GROUP BY cluster_id
 ), troubled AS (
-    SELECT cluster_id, count(*) FILTER (WHERE state = 'open') AS n_open FROM (
-        SELECT cluster_id, incident_id, arg_max(state, ts) AS state FROM incidents WHERE {{where}} GROUP BY ALL)
-    GROUP BY cluster_id
+    SELECT cluster_id, count(*) AS n_open FROM (
+        SELECT cluster_id, incident_id, arg_max(state, ts) AS state FROM incidents WHERE {{lately}} GROUP BY ALL)
+    WHERE state = 'open' GROUP BY cluster_id
 ), lost AS (
     SELECT cluster_id, sum(gpu_seconds) AS gpu_seconds FROM costs WHERE {{where}} GROUP BY cluster_id
 )
@@ -134,6 +141,15 @@ FROM seen FULL JOIN per_cluster USING (cluster_id) FULL JOIN slow USING (cluster
      FULL JOIN troubled USING (cluster_id) FULL JOIN lost USING (cluster_id)
 ORDER BY cluster_id
 """
+
+
+def _summary(context: QueryContext, args: ListArgs) -> ListAnswer[ClusterSummary]:
+    span = context.span(args)
+    lately = span.reaching_back(_MAX_OPEN)
+    (head, before), (tail, after) = map(span.bind, _SUMMARY_SQL.split("{lately}"))
+    statement = head + lately.where + tail, (*before, *lately.params, *after)
+    coverage = context.coverage(span, "events")
+    return context.answer(ListAnswer[ClusterSummary], span, statement, args.limit, coverage)
 
 
 class Straggler(msgspec.Struct):
@@ -237,7 +253,7 @@ SUMMARY: Final = Query(
     "GPU time. Ask this first; without cluster_id it lists every cluster you may read.",
     ListArgs,
     ListAnswer[ClusterSummary],
-    build_list_run(ListAnswer[ClusterSummary], _SUMMARY_SQL),
+    _summary,
 )
 FIND_STRAGGLERS: Final = Query(
     "fleet.cluster.find_stragglers",
