@@ -14,7 +14,14 @@ from ingero.otlp.codec import (
     iter_log_rows,
 )
 from ingero.otlp.names import ContentType, Signal
-from ingero.wire.costs import UNATTRIBUTED, CostRecord, build_cost_records, is_cost, read_cost
+from ingero.wire.costs import (
+    MAX_CHARGE,
+    UNATTRIBUTED,
+    CostRecord,
+    build_cost_records,
+    is_cost,
+    read_cost,
+)
 from ingero.wire.episodes import (
     OPEN,
     STRAGGLER,
@@ -96,6 +103,19 @@ def rows_of(export, encoding):
     if encoding == "protobuf":
         return list(iter_log_rows(decode_protobuf(encode_protobuf(export), Signal.LOGS)))
     return list(iter_log_rows(decode_export(encode_json(export), Signal.LOGS, ContentType.JSON)))
+
+
+def test_a_charge_that_is_too_large_to_be_added_up_is_not_known():
+    for value, read in (
+        (MAX_CHARGE, MAX_CHARGE),
+        (-MAX_CHARGE, -MAX_CHARGE),
+        (1.7e308, None),
+        (-2e15, None),
+    ):
+        sent = CostRecord(gpu_seconds=value, amount=value, currency="EUR")
+        (row,) = rows_of(build_cost_records("c", [sent], NOW_NS), "protobuf")
+        found = read_cost(row)
+        assert (found.gpu_seconds, found.amount, found.currency) == (read, read, "EUR")
 
 
 @pytest.mark.parametrize("encoding", ["protobuf", "json"])

@@ -21,6 +21,8 @@ _ATTRIBUTED: Final = "ingero.cost.attributed"
 _VICTIM_NODE_ID: Final = "ingero.cost.victim_node_id"
 _AMOUNT: Final = "ingero.cost.amount"
 _CURRENCY: Final = "ingero.cost.currency"
+MAX_CHARGE: Final = 1e15
+"""Largest amount of a charge, in GPU-seconds or in money, either sign; a sum of any number of them is finite."""
 CHARGED: Final = "charged"
 UNATTRIBUTED: Final = "unattributed"
 
@@ -83,17 +85,22 @@ def is_cost(event_name: str) -> bool:
 
 
 def read_cost(record: LogRow) -> CostRecord:
-    """Read a record of which `is_cost` is true; what is missing or of another type is left out, nothing raises."""
+    """Read a record of which `is_cost` is true; what is missing, mistyped or too large is left out, nothing raises."""
     facts = LogFacts(record.attributes)
     return CostRecord(
-        gpu_seconds=read_number(facts.find(_GPU_SECONDS)),
+        gpu_seconds=_read_charge(facts.find(_GPU_SECONDS)),
         attributed=read_text(facts.find(_ATTRIBUTED)) or "",
         node_id=read_text(facts.find(Attribute.NODE_ID, "node_id")) or "",
         rank=read_small(facts.find(Attribute.RANK)),
         victim_node_id=read_text(facts.find(_VICTIM_NODE_ID)) or "",
         provider=read_text(facts.find(Attribute.PROVIDER)) or "",
         gpu_model=read_text(facts.find(Attribute.GPU_MODEL)) or "",
-        amount=read_number(facts.find(_AMOUNT)),
+        amount=_read_charge(facts.find(_AMOUNT)),
         currency=read_text(facts.find(_CURRENCY)) or "",
         summary=read_text(facts.find("summary")) or read_text(record.body) or "",
     )
+
+
+def _read_charge(value: object) -> float | None:
+    number = read_number(value)
+    return None if number is None or abs(number) > MAX_CHARGE else number

@@ -3,18 +3,27 @@
 import datetime as dt
 import itertools
 import json
+import math
 
 import pytest
 
 from ingero.echo.db.engine import MEMORY, DatabaseSettings
 from ingero.echo.db.rows import Rows
 from ingero.echo.db.store import Store, StoreSettings
+from ingero.echo.queries.analysis import RUN_ANALYSIS
 from ingero.echo.queries.catalog import QUERIES
 from ingero.echo.queries.context import QueryContext
-from ingero.echo.schema.tables import EVENTS, HISTOGRAMS, INCIDENTS
+from ingero.echo.schema.tables import COSTS, EVENTS, HISTOGRAMS, INCIDENTS, LOGS, VERDICTS
 from ingero.serving.query import get_query
 from ingero.telemetry.clock import SystemClock
 from ingero.units import NS_PER_S
+from ingero.wire.remediation import (
+    REMEDIATION_ACTION_ID,
+    REMEDIATION_EVENT,
+    REMEDIATION_EVIDENCE,
+    REMEDIATION_SEQ,
+    REMEDIATION_STATE,
+)
 
 NOW = dt.datetime(2026, 6, 1, 12)  # noqa: DTZ001 - the store's TIMESTAMP is UTC without a zone
 EPOCH = dt.datetime(1970, 1, 1)  # noqa: DTZ001
@@ -125,3 +134,89 @@ def test_an_incident_that_opened_before_the_window_is_open_until_it_ends(site):
     until = (NOW - dt.timedelta(minutes=110)).isoformat() + "Z"
     (past,) = site.ask("fleet.cluster.summary", frozenset({"c1"}), until=until)["rows"]
     assert past["n_open_incidents"] == 2  # a and b
+
+
+TOP = 2**64 - 1
+EVIDENCE = (
+    {"onset_entry_ns": 10**60, "rank": 1},
+    {"onset_entry_ns": 2**63, "rank": 1},
+    {"onset_entry_ns": -(2**63), "rank": 2**31},
+    {"onset_entry_ns": 5, "rank": 10**40},
+    {"onset_entry_ns": 5, "rank": -1, "labels": {"a": 10**40}},
+    {"onset_entry_ns": 5, "rank": -1, "labels": {"a": "\ud800"}},
+    {"onset_entry_ns": 5, "rank": -1, "labels": "x"},
+    {"onset_entry_ns": math.nan, "rank": True},
+    {"onset_entry_ns": -(2**63), "rank": 1},
+    [[]],
+)
+METRICS = (
+    "ingero.node.health_score",
+    "ingero.node.straggler_event",
+    "ingero.node.degradation_warning",
+    "ingero_fleet_threshold",
+    "ingero_fleet_lost_gpu_seconds",
+    "ingero_fleet_verdict",
+    "gpu.memory.fragmentation_estimate",
+    "gpu.memfrag.ioctl_event_total",
+    "gpu.kernel.launch.count",
+    "gpu.cuda.operation.duration",
+    "gpu.memcpy.bytes_total",
+)
+
+
+def add_evil(site):
+    """What a tenant may send, as large as it may be."""
+    evil = {"cluster_id": "evil"}
+    said = json.dumps({
+        "rank": str(10**30),
+        "verdict": "culprit",
+        "operation": "LaunchKernel",
+        "percentile": "p50",
+    })
+    for metric in METRICS:
+        for at, value in enumerate((math.inf, -math.inf, math.nan, 1.7e308, -1.7e308, 1.0)):
+            for node_id in ("n1", "n2", "n3"):
+                more = {"node_id": node_id, "kind": "cumulative", "attributes": said}
+                site.add(EVENTS, 20 - at, metric_name=metric, value_double=value, **evil | more)
+    for at, counts in enumerate(([TOP, 0], [0, TOP], [2**63, 5], [5, 2**63])):
+        for kind in ("cumulative", "delta"):
+            more = {"bounds": [1.0], "kind": kind, "attributes": "{}"} | evil
+            add_histogram(site, 10 - at, counts, **more | {"node_id": kind})
+    for value in (1e15, 1e15, -1e15, None):
+        more = {"gpu_seconds": value, "amount": value, "attributed": "charged", "rank": 2**31 - 1}
+        site.add(COSTS, 5, **evil | more)
+        site.add(COSTS, 5, **evil | more | {"attributed": "unattributed", "currency": "EUR"})
+        more = {
+            "verdict": "culprit",
+            "slowdown": value,
+            "lost_gpu_seconds": value,
+            "rank": -(2**31),
+        }
+        site.add(VERDICTS, 5, victims=["x"], **evil | more)
+    for number, evidence in enumerate(EVIDENCE):
+        for seq, state in ((1, "begun"), (10**30, "done")):
+            said = {
+                REMEDIATION_STATE: state,
+                REMEDIATION_ACTION_ID: f"evil-{number}",
+                REMEDIATION_SEQ: seq,
+                REMEDIATION_EVIDENCE: json.dumps(evidence),
+            }
+            site.add(LOGS, 5, event_name=REMEDIATION_EVENT, attributes=json.dumps(said), **evil)
+
+
+@pytest.mark.parametrize(
+    "name", [query.name for query in QUERIES if query.name != RUN_ANALYSIS.name]
+)
+def test_no_value_of_a_tenant_makes_a_tool_fail_for_who_asks_about_every_cluster(site, name):
+    more = {"node_id": "n1"} if name == "fleet.cluster.node_detail" else {}
+    add_evil(site)
+    site.ask(name, **more)
+
+
+def test_an_action_whose_record_is_out_of_bounds_is_unknown_and_the_others_are_not(site):
+    add_evil(site)
+    found = site.ask("fleet.cluster.savings", limit=25)
+    unknown = {one["action_id"]: one["unknown"] for one in found["savings"]}
+    assert len(unknown) == len(EVIDENCE)
+    refused = {action for action, why in unknown.items() if "does not say which rank" in why}
+    assert refused == {f"evil-{number}" for number in (0, 1, 2, 3, 4, 5, 6, 7, 9)}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -234,20 +233,25 @@ def _estimate(context: QueryContext, row: Sequence[Any]) -> ActionSavings:
     )
 
 
+class _Evidence(msgspec.Struct):
+    """What a culprit's finding says, within what the store's columns hold."""
+
+    onset_entry_ns: Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
+    rank: Annotated[int, msgspec.Meta(ge=-(2**31), le=2**31 - 1)]
+    labels: dict[str, str] | None = None
+
+
 def _read_culprit(cluster_id: str, node_id: str | None, evidence: str | None) -> _Culprit | None:
     """What the finding says; it was sent by somebody, and may be anything."""
     try:
-        recorded = json.loads(evidence or "")
-    except (ValueError, RecursionError):
+        found = msgspec.json.decode(evidence or "", type=_Evidence)
+    except (msgspec.MsgspecError, RecursionError, UnicodeEncodeError):
         return None
-    onset_ns = recorded.get("onset_entry_ns") if isinstance(recorded, Mapping) else None
-    rank, labels = (
-        (recorded.get("rank"), recorded.get("labels")) if onset_ns is not None else (None, None)
-    )
-    if not isinstance(onset_ns, int) or not isinstance(rank, int) or node_id is None:
+    if node_id is None:
         return None
-    text = msgspec.json.encode(labels or {}, order="sorted").decode()  # as Echo keeps them
-    return _Culprit(cluster_id, node_id, rank if rank >= 0 else None, text, onset_ns)
+    labels = msgspec.json.encode(found.labels or {}, order="sorted").decode()  # as Echo keeps them
+    rank = found.rank if found.rank >= 0 else None
+    return _Culprit(cluster_id, node_id, rank, labels, found.onset_entry_ns)
 
 
 def _collect(context: QueryContext, culprit: _Culprit, acted_at: datetime) -> ActedEpisode:
@@ -259,7 +263,8 @@ def _collect(context: QueryContext, culprit: _Culprit, acted_at: datetime) -> Ac
         f"AND ts >= ? AND ts <= ? AND node_id = ? AND {own} AND entry_ns >= ?), "
         "span AS (SELECT min(entry_ns) AS begin_ns, max(entry_ns) AS end_ns FROM own) "
         f"SELECT comm, {_AGGREGATES} FROM own, span "
-        f"GROUP BY comm, (entry_ns - begin_ns) * {PACE_PARTS} // (end_ns - begin_ns + 1) ORDER BY comm, min(entry_ns)",
+        f"GROUP BY comm, floor((entry_ns::DOUBLE - begin_ns) * {PACE_PARTS} / (end_ns::DOUBLE - begin_ns + 1)) "
+        "ORDER BY comm, min(entry_ns)",
         (culprit.cluster_id, acted_at - _BACK, acted_at, culprit.node_id, *values, culprit.onset_entry_ns),
     )  # fmt: skip
     after = context.reader.rows(
