@@ -350,9 +350,7 @@ class RankEvidence:
         if found.detector is None:
             return None
         ratios = found.detector.slowdowns(found.row, group.members.index(worker), since_op)
-        if not ratios.size:
-            return None
-        return summarize(ratios[:, None])[0]
+        return summarize(ratios[:, None])[0] if ratios.size else None
 
     def observe(self, paired: Sequence[tuple[PeerGroup, PairedOps]]) -> None:
         """Compare operations that correspond, all groups of one size at once."""

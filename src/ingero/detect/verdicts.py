@@ -121,12 +121,8 @@ def _judge_job(
 def _charge(facts: Facts, worker: int, excess: Mapping[int, int]) -> dict[int, int]:
     """To whom a worker's waiting is charged: of those with an excess, to whom it can have met."""
     here = facts.workers[worker]
-    met = {
-        other: amount
-        for other, amount in excess.items()
-        if facts.met(here.seen_ns, facts.workers[other].seen_ns)
-    }
-    return charge_wait(here.wait_ns, worker, met)
+    others = (w for w in excess if facts.met(here.seen_ns, facts.workers[w].seen_ns))
+    return charge_wait(here.wait_ns, worker, {other: excess[other] for other in others})
 
 
 def _is_left(facts: Facts, group: PeerGroup) -> bool:
@@ -364,9 +360,8 @@ class _Explanation:
     def apply_to(self, found: _Finding, own_ns: int) -> _Finding:
         """The finding about a member that worked for so long in all."""
         known = replace(found, kind=self.kind, reason=self.reason)
-        if not self.excess_share:
-            return known
-        return replace(known, excess_ns=round(self.excess_share * own_ns), own_ns=own_ns)
+        beyond_ns = round(self.excess_share * own_ns)
+        return replace(known, excess_ns=beyond_ns, own_ns=own_ns) if beyond_ns else known
 
 
 def _explain_groups(facts: Facts, groups: Mapping[int, PeerGroup]) -> dict[int, _Explanation]:

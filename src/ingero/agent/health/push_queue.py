@@ -197,7 +197,7 @@ class PushQueue:
             self._is_stalled = self._waiting.regular is None
 
     def _send_regular(self, export: Export) -> bool:
-        """Send a push; whether it was taken or refused for good, so that events have a chance now."""
+        """Send a push; whether it was taken or refused permanently, so that events have a chance now."""
         answer = self._transport.send(export, self._clock.wall_ns())
         if answer.is_cut_off:
             self.counts.n_retried += 1

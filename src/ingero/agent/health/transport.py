@@ -98,7 +98,7 @@ class PushReply(NamedTuple):
 
     @property
     def is_settled(self) -> bool:
-        """Taken, or refused for good: to send it again, or to another Fleet, changes nothing."""
+        """Taken, or refused permanently: to send it again, or to another Fleet, changes nothing."""
         is_away = self.is_cut_off or self.is_retryable or self.retry_after_ns is not None
         return self.is_taken or not is_away
 

@@ -354,7 +354,7 @@ def _find_neighbours(then: WorkRates, now: WorkRates) -> tuple[dict[QuotaMember,
 
 
 def _describe_unknown(now: WorkRates, n_grown: int) -> tuple[str, ...]:
-    """What cannot be told of the others of a quota."""
+    """What is not known of the others of a quota."""
     facts = []
     if now.n_unknown_others:
         facts.append(f"what {now.n_unknown_others} others of its cgroup use is not known")

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Final, TypeAlias
@@ -109,6 +109,30 @@ class _ClusterDetection:
         """
         last = self.conclusion
         return last is None or now_ns - last.judged_ns >= _SETTLE_INTERVAL_NS
+
+    @contextmanager
+    def starting_over(self, count: Callable[[float], None]) -> Iterator[None]:
+        """Where its evidence cannot be judged it is forgotten and counted, so that other clusters are judged."""
+        try:
+            yield
+        except Exception:  # noqa: BLE001 - one cluster's evidence must not end the judging of all others
+            _log.exception(
+                "cannot judge the evidence of cluster %r: it starts over", self.cluster_id
+            )
+            self.judge = None
+            count(1)
+
+    def find_history(
+        self, judge: Judge, n_workers: int, now_ns: int, config: NcclConfig
+    ) -> Judgement:
+        """The verdicts of the whole time; of a large cluster the last ones while they are fresh."""
+        last = self.conclusion
+        is_kept = last is not None and last.generation == self.generation
+        is_fresh = now_ns - self.history_ns < config.cost_interval
+        if last is not None and is_kept and is_fresh and n_workers > MAX_HISTORY:
+            return last.history
+        self.history_ns = now_ns
+        return join_jobs(self.cluster_id, judge.judgements(with_history=True))
 
 
 _Taken: TypeAlias = tuple[_ClusterDetection, list[tuple[CollectiveRun, int]]]
@@ -325,29 +349,17 @@ class DetectionEngine:
                     (replayed if is_silent else taken).append((detection, detection.waiting))
                     detection.waiting, detection.n_waiting, detection.comm_ops = [], 0, {}
         for detection, waiting in replayed:
-            with self._starting_over(detection):
+            with detection.starting_over(self._evict["evidence"]):
                 self._observe(detection, waiting, now_ns)
         found = {}
         for detection, waiting in taken:
             before = detection.conclusion
-            with self._starting_over(detection):
+            with detection.starting_over(self._evict["evidence"]):
                 conclusion = self._judge_one(detection, waiting, now_ns)
                 # What arrived earlier is judged once its reorder window is over: a change without a push.
                 if waiting or before is None or before.judgement != conclusion.judgement:
                     found[detection.cluster_id] = conclusion
         return found
-
-    @contextmanager
-    def _starting_over(self, detection: _ClusterDetection) -> Iterator[None]:
-        """Where the evidence of a cluster cannot be judged it is forgotten, so that other clusters are judged."""
-        try:
-            yield
-        except Exception:  # noqa: BLE001 - one cluster's evidence must not end the judging of all others
-            _log.exception(
-                "cannot judge the evidence of cluster %r: it starts over", detection.cluster_id
-            )
-            detection.judge = None
-            self._evict["evidence"](1)
 
     def _observe(
         self,
@@ -357,7 +369,7 @@ class DetectionEngine:
     ) -> Judge:
         """Give a cluster's Judge what waits."""
         judge = detection.judge
-        if judge is not None and self._is_crowded(judge, now_ns):
+        if judge is not None and _is_crowded(judge, self.config, now_ns):
             judge = None
             self._evict["workers"](1)
         if judge is None:
@@ -370,12 +382,6 @@ class DetectionEngine:
         judge.settle(now_ns)
         return judge
 
-    def _is_crowded(self, judge: Judge, now_ns: int) -> bool:
-        """Whether there is hardly room for new workers, because of workers that report no more."""
-        if judge.n_workers < CROWDED * self.config.max_workers:
-            return False
-        return 2 * len(judge.find_silent(now_ns - self.config.idle_timeout)) > judge.n_workers
-
     def _judge_one(
         self,
         detection: _ClusterDetection,
@@ -387,7 +393,7 @@ class DetectionEngine:
             changed = detection.lags.add(run for run, _ in waiting)
             lags = tuple(lag for comm in sorted(changed) for lag in detection.lags.lags(comm))
         everybody = join_jobs(detection.cluster_id, judge.judgements())
-        history = self._find_history(detection, judge, len(everybody.verdicts), now_ns)
+        history = detection.find_history(judge, len(everybody.verdicts), now_ns, self.config)
         silent = judge.find_silent(now_ns - self.config.idle_timeout)
         judgement, ended = leave_out(everybody, {worker for _, worker in silent})
         lost = judgement.counts if detection.lost is None else detection.lost
@@ -416,17 +422,6 @@ class DetectionEngine:
         )
         return detection.conclusion
 
-    def _find_history(
-        self, detection: _ClusterDetection, judge: Judge, n_workers: int, now_ns: int
-    ) -> Judgement:
-        last = detection.conclusion
-        is_kept = last is not None and last.generation == detection.generation
-        is_fresh = now_ns - detection.history_ns < self.config.cost_interval
-        if last is not None and is_kept and is_fresh and n_workers > MAX_HISTORY:
-            return last.history
-        detection.history_ns = now_ns
-        return join_jobs(detection.cluster_id, judge.judgements(with_history=True))
-
     def _drop_silent(self, now_ns: int) -> None:
         """Forget clusters that are silent, once the ends of their verdicts are reported."""
         for cluster_id, detection in list(self._detections.items()):
@@ -436,6 +431,13 @@ class DetectionEngine:
             if silent_ns > limit_ns and cluster_id not in self._replaying:
                 del self._detections[cluster_id]
                 self._evict["cluster"](1)
+
+
+def _is_crowded(judge: Judge, config: NcclConfig, now_ns: int) -> bool:
+    """Whether there is hardly room for new workers, because of workers that report no more."""
+    if judge.n_workers < CROWDED * config.max_workers:
+        return False
+    return 2 * len(judge.find_silent(now_ns - config.idle_timeout)) > judge.n_workers
 
 
 def build_settings(config: NcclConfig, alpha: float) -> JudgeSettings:
