@@ -17,10 +17,11 @@ from ingero.remediation.actuators.command import CommandActuator
 from ingero.remediation.actuators.webhook import WebhookActuator
 from ingero.remediation.building import build_actuator
 from ingero.remediation.carrying_out import ASKED
-from ingero.remediation.config import CommandConfig, SignedWebhookConfig, build_policy
+from ingero.remediation.config import CommandConfig, SignedWebhookConfig, WindowConfig, build_policy
 from ingero.remediation.records import ActionState
 from ingero.remediation.secret_file import read_secret
 from ingero.testing.clock import ManualClock
+from ingero.testing.remediation import build_verdict
 
 KEY = b"0123456789abcdef0123456789abcdef"
 SCRIPT = """\
@@ -85,6 +86,49 @@ def test_a_command_that_refuses_did_nothing_and_one_that_cannot_tell_is_asked_ag
     commanded.poll(4, ["n2"])
     assert commanded.states() == ["done"]
     assert set(commands.lines) == {"drain n2 culprit"}
+
+
+@pytest.mark.parametrize("brake", ["over", "protected", "maintenance", "panic", "stop", "restart"])
+def test_what_is_left_open_is_undone_and_not_asked_again_once_the_policy_would_not_begin_it(
+    commanded, commands, tmp_path, brake
+):
+    commands.end_with(75)
+    commanded.poll(3, ["n2"])
+    assert commanded.states() == ["begun"]
+    commands.end_with(0)
+    changed = {
+        "protected": {"protected_nodes": ("n2",)},
+        "maintenance": {"maintenance": (WindowConfig(),)},
+        "stop": {"stop_file": str(tmp_path / "stop")},
+    }.get(brake, {})
+    brakes = commanded.config.brakes.model_copy(update=changed)
+    commanded.config = commanded.config.model_copy(update={"brakes": brakes})
+    commanded.remediator._config = commanded.config
+    if brake == "restart":
+        commanded.start()
+    if brake == "stop":
+        (tmp_path / "stop").touch()
+        commanded.poll(5, [])
+        assert (commands.lines, commanded.states()) == (["drain n2 culprit"], ["begun"])
+        (tmp_path / "stop").unlink()
+    if brake == "panic":
+        for n_ops in range(50, 53):
+            commanded.fleet.say(build_verdict("n2", n_ops=n_ops), in_panic=True)
+            commanded.poll(1)
+    else:
+        commanded.poll(3, [] if brake in {"over", "stop"} else ["n2"])
+    assert commands.lines == ["drain n2 culprit", "undo n2 culprit"]
+    assert commanded.states() == ["undone"]
+    commanded.poll(10, ["n2"])
+    assert commanded.states() == ["undone"]  # what is unknown counts as done
+
+
+def test_a_command_that_refuses_to_undo_what_it_left_open_ends_the_action(commanded, commands):
+    commands.end_with(75)
+    commanded.poll(3, ["n2"])
+    commands.end_with(1)
+    commanded.poll(3, [])
+    assert commanded.states() == ["left"]
 
 
 def test_a_command_that_refuses_is_given_up_after_three_tries(commanded, commands):

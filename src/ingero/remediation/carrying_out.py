@@ -21,6 +21,7 @@ from ingero.remediation.records import ENDED, ActionRecord, ActionState, Moment
 Nodes = Mapping[str, NodeView]
 ASKED: Final = "a person asked for it back"
 _MISSED: Final = "the scheduler does not show it"
+_NOT_ANY_MORE: Final = "outcome unknown, and the policy would not begin it any more"
 
 
 class ActionRunner:
@@ -103,7 +104,7 @@ class ActionRunner:
         with suppress(RetryableError):
             undoing = self._change(record, ActionState.UNDOING, note)
             if not self._actuator.can_read_nodes:
-                self._ask_again(undoing)
+                self._ask_unseen(undoing)
             elif nodes is not None:
                 self._settle_one(undoing, nodes.get(record.target))
 
@@ -141,29 +142,45 @@ class ActionRunner:
         elif record.state is ActionState.UNDOING:
             self._settle_undoing(record, view)
 
-    def _settle_unseen(self, record: ActionRecord) -> None:
-        """Without looking: ask again, which changes nothing more when it was done."""
-        is_asked = record.note == ASKED
-        is_waiting = record.state in {ActionState.BEGUN, ActionState.UNDOING}
-        if not is_waiting or not (is_asked or self._is_old(record)):
+    def repeat(self, still_lets: Callable[[ActionRecord], bool]) -> None:
+        """Without looking: ask again for what was begun and has an unknown outcome, or reverse it.
+
+        Args:
+            still_lets: Whether the policy would begin an action now.
+        """
+        if self._actuator.can_read_nodes:
             return
+        for record in self._journal.actions():
+            if record.state is not ActionState.BEGUN or not self._is_old(record):
+                continue
+            if still_lets(record):
+                with suppress(RetryableError):
+                    self._ask_unseen(record)
+            else:
+                self.undo(record, None, _NOT_ANY_MORE)
+
+    def _settle_unseen(self, record: ActionRecord) -> None:
+        """Without looking: ask again for what is to be reversed. What was begun is up to `repeat`."""
+        is_due = record.note == ASKED or self._is_old(record)
+        if record.state is ActionState.UNDOING and is_due:
+            self._ask_unseen(record)
+
+    def _ask_unseen(self, record: ActionRecord) -> None:
+        """Ask, perhaps once more, which changes nothing more when it was done."""
+        is_begun = record.state is ActionState.BEGUN
         try:
-            self._ask_again(record)
+            if is_begun:
+                self._actuator.apply(record)
+                self._finish(record)
+            else:
+                self._actuator.reverse(record)
+                self._change(record, ActionState.UNDONE, "reversed")
         except RetryableError as error:
-            if not is_asked:
+            if record.note != ASKED:
                 self._change(record, record.state, f"outcome unknown: {error.message}")
         except PermanentError as error:
-            is_begun = record.state is ActionState.BEGUN
             state = ActionState.VOID if is_begun else ActionState.LEFT
             self._change(record, state, f"refused: {error.message}")
-
-    def _ask_again(self, record: ActionRecord) -> None:
-        if record.state is ActionState.BEGUN:
-            self._actuator.apply(record)
-            self._finish(record)
-        else:
-            self._actuator.reverse(record)
-            self._change(record, ActionState.UNDONE, "reversed")
 
     def _settle_begun(self, record: ActionRecord, view: NodeView | None) -> None:
         if view is not None and view.mark == record.action_id:

@@ -7,7 +7,7 @@ the policy would still let that action, judged anew at every poll.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import StrEnum
 
 from ingero.remediation.actuators.actuator import describe_worker, write_reason
@@ -15,7 +15,7 @@ from ingero.remediation.actuators.slurm import REASON_MAX
 from ingero.remediation.carrying_out import ASKED
 from ingero.remediation.config import RemediatorConfig
 from ingero.remediation.findings import NodeView
-from ingero.remediation.policy import Ruling, Situation, rule
+from ingero.remediation.policy import Ruling, Situation, still_lets
 from ingero.remediation.records import ActionRecord, ActionState, Moment
 
 
@@ -68,11 +68,10 @@ def build_orders(
                 f"{OrderVerb.REPORT} would be drained: {ruling.finding.description}"
             )
     views = situation.nodes or {}
-    findings = {one.finding.episode: one for one in rulings}
+    findings = {one.finding.episode: one.finding for one in rulings}
     for record in records:
         for verb, description in _iter_orders(config, record, views.get(record.target)):
-            ruling_of_it = findings.get(record.episode)
-            if verb is OrderVerb.DRAIN and not _still_lets(config, record, ruling_of_it, situation):
+            if verb is OrderVerb.DRAIN and not still_lets(config, record, findings, situation):
                 continue
             lines[record.target] = f"{verb} {description}"
     names = None if situation.nodes is None else frozenset(situation.nodes)
@@ -98,16 +97,6 @@ def _iter_orders(
             yield OrderVerb.DRAIN, write_reason(record, describe_worker(record), REASON_MAX)
     elif record.state is ActionState.PROPOSED:
         yield OrderVerb.REPORT, f"{record.action_id} waits for approval: {describe_worker(record)}"
-
-
-def _still_lets(
-    config: RemediatorConfig, record: ActionRecord, ruling: Ruling | None, situation: Situation
-) -> bool:
-    """Whether the policy would begin this action now, had it not been begun."""
-    if ruling is None:
-        return False
-    others = tuple(one for one in situation.records if one.action_id != record.action_id)
-    return rule(config, ruling.finding, replace(situation, records=others)).is_allowed
 
 
 def find_order(orders: NodeOrders | None, node: str, now: Moment, max_age_ns: int) -> str:

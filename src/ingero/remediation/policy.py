@@ -5,7 +5,7 @@ Every clause is judged, also after one that stops: a person asks for all of them
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from math import floor
@@ -161,6 +161,28 @@ def rule(config: RemediatorConfig, finding: CulpritFinding, situation: Situation
         *_judge_confirmation(config, finding, situation),
     )
     return Ruling(finding, target, clauses)
+
+
+def still_lets(
+    config: RemediatorConfig,
+    record: ActionRecord,
+    findings: Mapping[str, CulpritFinding],
+    situation: Situation,
+) -> bool:
+    """Whether the policy would begin this action now, had it not been begun.
+
+    Args:
+        config: The policy.
+        record: The action.
+        findings: What there is now, by episode.
+        situation: What is known.
+    """
+    finding = findings.get(record.episode)
+    if finding is None:
+        return False
+    others = tuple(one for one in situation.records if one.action_id != record.action_id)
+    ruling = rule(config, finding, replace(situation, records=others))
+    return ruling.is_allowed and ruling.target == record.target
 
 
 def _judge_finding(

@@ -18,7 +18,7 @@ from ingero.remediation.findings import ClusterReading, NodeView, SiteReading
 from ingero.remediation.journal import Journal
 from ingero.remediation.orders import NodeOrders, build_orders
 from ingero.remediation.pair_tests import PairOutcome, PairTestRecord
-from ingero.remediation.policy import Ruling, Situation, rule_all
+from ingero.remediation.policy import Ruling, Situation, rule_all, still_lets
 from ingero.remediation.records import (
     WAITING,
     ActionRecord,
@@ -202,6 +202,9 @@ class Remediator:
         rulings = rule_all(self._config, findings, situation)
         self._write_findings(rulings, now)
         if is_acting:
+            if not is_stopped:
+                by_episode = {one.episode: one for one in findings}
+                runner.repeat(lambda one: still_lets(self._config, one, by_episode, situation))
             self._retract(runner, situation)
             self._answer(runner, rulings, situation)
             self._tester.begin(rulings, situation)
