@@ -9,7 +9,7 @@ from ingero.model.collectives import Worker
 from ingero.model.verdicts import Slowdown, VerdictKind
 from ingero.remediation.config import WindowConfig
 from ingero.remediation.findings import CulpritFinding, NodeView
-from ingero.remediation.policy import Situation, is_inside, rule, rule_all
+from ingero.remediation.policy import Situation, rule, rule_all
 from ingero.remediation.records import ActionRecord, ActionState, Moment
 from ingero.testing.remediation import CLUSTER, build_reading, build_verdict
 from ingero.units import NS_PER_S
@@ -196,7 +196,7 @@ def test_protected_nodes_and_windows_stop_an_action():
 def test_a_window_has_its_beginning_and_not_its_end_also_over_midnight_and_the_week(
     window, hour, is_in
 ):
-    assert is_inside(WindowConfig(**window), NOW.wall_ns + hour * 3600 * NS_PER_S) is is_in
+    assert WindowConfig(**window).includes(NOW.wall_ns + hour * 3600 * NS_PER_S) is is_in
 
 
 def test_hours_are_counted_by_the_steady_clock_and_over_a_boot_by_the_wall_clock_set_back_or_not():

@@ -188,6 +188,37 @@ def test_what_a_person_refused_is_not_proposed_again(tmp_path):
     assert site.states() == ["rejected"]
 
 
+@pytest.mark.parametrize("answered", [ActionState.REJECTED, ActionState.EXPIRED])
+def test_what_was_refused_leaves_its_place_to_the_next_and_is_not_said_to_be_asked_for(
+    tmp_path, answered
+):
+    site = Site(tmp_path / "j.db", build_config("approval: {expires: 10s}\n", mode="ask"))
+    site.poll(3, ["n2"])
+    if answered is ActionState.REJECTED:
+        answer(site, site.journal.actions()[0], answered)
+    else:
+        site.poll(5, ["n2"])
+    assert site.states() == [answered]
+    site.poll(4, ["n2", "n3"])
+    assert [(one.target, one.state) for one in site.journal.actions()] == [
+        ("n2", answered),
+        ("n3", ActionState.PROPOSED),
+    ]
+    decisions = {one.node_id: one.decision for one in site.journal.findings()}
+    assert decisions["n2"].startswith("leaves n2 alone: stopped by not refused before")
+    assert decisions["n3"] == "asks to act on n3"
+
+
+def test_in_auto_mode_an_earlier_refusal_stops_nothing(tmp_path):
+    site = Site(tmp_path / "j.db", build_config(mode="ask"))
+    site.poll(6, ["n2"])
+    answer(site, site.journal.actions()[0], ActionState.REJECTED)
+    site.config = build_config()
+    site.start()
+    site.poll(6, ["n2"])
+    assert site.drained == {"n2"}
+
+
 def test_a_proposal_that_nobody_answers_expires(tmp_path):
     site = Site(tmp_path / "j.db", build_config("approval: {expires: 10s}\n", mode="ask"))
     site.poll(20, ["n2"])

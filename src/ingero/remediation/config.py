@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Annotated, Final, Literal, Self
 
@@ -20,6 +21,7 @@ from ingero.remediation.webhook_config import SignedWebhookConfig
 from ingero.units import parse_duration
 
 DEFAULT_FILE: Final = "/etc/ingero/remediator.yaml"
+_WEEK_MINUTES: Final = 7 * 24 * 60
 DAYS: Final = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
 NodeCause = Literal[
     "cpu-quota", "cpu-contention", "stopped", "blocked-io", "page-faults", "memory-reclaim", "more-computing"
@@ -108,6 +110,17 @@ class WindowConfig(StrictModel):
     def end_minute(self) -> int:
         """Of the day; may be before the beginning."""
         return _read_minutes(self.end)
+
+    def includes(self, wall_ns: int) -> bool:
+        """Whether a time, in nanoseconds since the epoch, is in it: its beginning is, its end is not."""
+        now = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=wall_ns // 1000)
+        minute = now.weekday() * 24 * 60 + now.hour * 60 + now.minute
+        begin, end = self.begin_minute, self.end_minute
+        length = end - begin if end > begin else end - begin + 24 * 60
+        return any(
+            (minute - DAYS.index(day) * 24 * 60 - begin) % _WEEK_MINUTES < length
+            for day in self.days
+        )
 
 
 class BrakesConfig(StrictModel):

@@ -7,12 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime, timedelta
 from math import floor
 from typing import Any, Final
 
 from ingero.model.verdicts import VerdictKind
-from ingero.remediation.config import DAYS, BrakesConfig, RemediatorConfig, WindowConfig
+from ingero.remediation.config import BrakesConfig, RemediatorConfig
 from ingero.remediation.findings import ClusterReading, CulpritFinding, NodeView
 from ingero.remediation.pair_tests import PairTestRecord, judge_confirmation
 from ingero.remediation.records import HOLDING, ActionRecord, ActionState, Moment
@@ -22,7 +21,6 @@ HOUR_NS: Final = 3600 * NS_PER_S
 PAIR_TEST_CLAUSE: Final = "confirm.pair_test"
 MAX_VOID: Final = 3
 """Tries of one finding that took no effect, before it is given up."""
-_WEEK_MINUTES: Final = 7 * 24 * 60
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,6 +155,7 @@ def rule(config: RemediatorConfig, finding: CulpritFinding, situation: Situation
         *_judge_target(config, finding, target, situation),
         *_judge_times(config.brakes, situation),
         *_judge_history(config.brakes, finding, target, situation),
+        *_judge_answers(config, finding, situation),
         *_judge_budgets(config.brakes, finding, target, situation),
         *_judge_confirmation(config, finding, situation),
     )
@@ -343,11 +342,11 @@ def _judge_times(brakes: BrakesConfig, situation: Situation) -> Iterator[ClauseO
         else f"the clock jumped {format_duration(jumped_ago_ns)} ago,"
         f" wanted {format_duration(brakes.after_clock_jump)}",
     )
-    in_work = any(is_inside(window, now.wall_ns) for window in brakes.maintenance)
+    in_work = any(window.includes(now.wall_ns) for window in brakes.maintenance)
     yield ClauseOutcome(
         "brakes.maintenance", not in_work, "maintenance" if in_work else "no maintenance"
     )
-    is_hour = not brakes.hours or any(is_inside(window, now.wall_ns) for window in brakes.hours)
+    is_hour = not brakes.hours or any(window.includes(now.wall_ns) for window in brakes.hours)
     yield ClauseOutcome(
         "brakes.hours", is_hour, "acting is allowed at this hour" if is_hour else "not at this hour"
     )
@@ -388,6 +387,27 @@ def _judge_history(
         f" {format_duration(brakes.cool_down)}"
         if last
         else f"never acted on {finding.node_id}",
+    )
+
+
+def _judge_answers(
+    config: RemediatorConfig, finding: CulpritFinding, situation: Situation
+) -> Iterator[ClauseOutcome]:
+    """Only where a person is asked, and is asked once about a finding."""
+    if config.mode != "ask":
+        return
+    refused = [
+        one
+        for one in situation.records
+        if one.episode == finding.episode
+        and one.state in {ActionState.REJECTED, ActionState.EXPIRED}
+    ]
+    yield ClauseOutcome(
+        "not refused before",
+        not refused,
+        f"{refused[-1].action_id} is {refused[-1].state}"
+        if refused
+        else f"nobody has refused {finding.episode}",
     )
 
 
@@ -471,15 +491,4 @@ def _judge_confirmation(
         f"{found.description}; dry-run runs no test" if is_assumed else found.description,
         is_assumed,
         found.outcome,
-    )
-
-
-def is_inside(window: WindowConfig, wall_ns: int) -> bool:
-    """Whether a time is in a window: its beginning is, its end is not."""
-    now = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=wall_ns // 1000)
-    minute = now.weekday() * 24 * 60 + now.hour * 60 + now.minute
-    begin, end = window.begin_minute, window.end_minute
-    length = end - begin if end > begin else end - begin + 24 * 60
-    return any(
-        (minute - DAYS.index(day) * 24 * 60 - begin) % _WEEK_MINUTES < length for day in window.days
     )

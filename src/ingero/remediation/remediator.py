@@ -296,7 +296,7 @@ class Remediator:
             if self._config.mode == "auto" or is_approved:
                 with suppress(RetryableError):  # a person answered meanwhile: the next poll tells
                     runner.begin(_with_ruling(record, ruling), is_new=proposed is None)
-            elif proposed is None and not _was_refused(ruling, situation):
+            elif proposed is None:
                 runner.propose(record)
         for record in waiting.values():
             self._expire(runner, record, situation.now, is_over=True)
@@ -334,14 +334,6 @@ def _with_ruling(record: ActionRecord, ruling: Ruling) -> ActionRecord:
         target=ruling.target,
         evidence=ruling.finding.as_json(),
         clauses=tuple(clause.as_json() for clause in ruling.clauses),
-    )
-
-
-def _was_refused(ruling: Ruling, situation: Situation) -> bool:
-    return any(
-        one.episode == ruling.finding.episode
-        and one.state in {ActionState.REJECTED, ActionState.EXPIRED}
-        for one in situation.records
     )
 
 
