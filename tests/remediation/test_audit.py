@@ -159,7 +159,9 @@ def test_a_journal_from_before_the_audit_goes_on(site):
     before = site.journal.actions()
     site.journal.close()
     with sqlite3.connect(site.path) as database:
-        database.executescript("DROP TABLE outbox; DROP TABLE pair_tests; PRAGMA user_version = 1;")
+        database.executescript(
+            "DROP TABLE outbox; DROP TABLE pair_tests; ALTER TABLE actions DROP COLUMN asked_back; PRAGMA user_version = 1;"
+        )
     database.close()
     with Journal(site.path, read_only=True) as journal:
         assert (journal.actions(), journal.count_waiting()) == (before, 0)

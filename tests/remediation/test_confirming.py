@@ -305,7 +305,9 @@ def test_a_journal_from_before_pair_tests_goes_on(start, tmp_path):
     site.poll(6, ["n2"])
     site.journal.close()
     with sqlite3.connect(site.path) as database:
-        database.executescript("DROP TABLE pair_tests; PRAGMA user_version = 2;")
+        database.executescript(
+            "DROP TABLE pair_tests; ALTER TABLE actions DROP COLUMN asked_back; PRAGMA user_version = 2;"
+        )
     database.close()
     with Journal(site.path, read_only=True) as journal:
         assert journal.pair_tests.read() == ()

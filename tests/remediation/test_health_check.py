@@ -13,7 +13,6 @@ from tests.remediation.site import Site, build_config
 
 from ingero.cli.metrics_page import serve_metrics
 from ingero.model.verdicts import VerdictKind
-from ingero.remediation.carrying_out import ASKED
 from ingero.remediation.orders import find_order
 from ingero.remediation.page import RemediatorPage
 from ingero.remediation.records import ActionState
@@ -90,9 +89,24 @@ class TestOrders:
         assert told.states() == ["done"]
         assert order(told).startswith("report out of service: ")
         (action,) = told.journal.actions()
-        told.journal.change(action, replace(action, state=ActionState.UNDOING, note=ASKED))
+        told.journal.change(action, replace(action, state=ActionState.UNDOING, is_asked_back=True))
         told.poll(1, ["n2"])
         assert order(told) == f"undrain {action.action_id}"
+
+    def test_what_a_person_asks_back_is_given_back_in_dry_run_however_late_the_drain_was(
+        self, told, tmp_path
+    ):
+        (action,) = told.journal.actions()
+        told.journal.close()
+        told.config = build_told("dry-run")
+        told.start()
+        told.journal.change(action, replace(action, state=ActionState.UNDOING, is_asked_back=True))
+        told.slurm.nodes["n2"].mark = action.action_id  # its health check has just done it
+        for _ in range(3):
+            told.poll(1, ["n2"])
+            assert order(told) == f"undrain {action.action_id}"
+        (action,) = told.journal.actions()
+        assert (action.state, action.took_effect) == (ActionState.UNDOING, True)
 
     @pytest.mark.parametrize(
         ("mode", "description"),

@@ -205,8 +205,6 @@ class World:
         """A person approves, or asks something back."""
         from dataclasses import replace
 
-        from ingero.remediation.carrying_out import ASKED
-
         wanted = {
             ActionState.APPROVED: {ActionState.PROPOSED},
             ActionState.UNDOING: {ActionState.BEGUN, ActionState.DONE},
@@ -217,7 +215,9 @@ class World:
         if found:
             record = found[which % len(found)]
             with Journal(self.path) as journal:
-                journal.change(record, replace(record, state=state, note=ASKED))
+                journal.change(
+                    record, replace(record, state=state, is_asked_back=state is ActionState.UNDOING)
+                )
 
     def end_well(self):
         """All answer rightly again and nobody is a culprit: every action ends."""

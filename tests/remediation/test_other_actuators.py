@@ -16,7 +16,6 @@ from ingero.errors import ConfigError, PermanentError, RetryableError
 from ingero.remediation.actuators.command import CommandActuator
 from ingero.remediation.actuators.webhook import WebhookActuator
 from ingero.remediation.building import build_actuator
-from ingero.remediation.carrying_out import ASKED
 from ingero.remediation.config import CommandConfig, SignedWebhookConfig, WindowConfig, build_policy
 from ingero.remediation.records import ActionState
 from ingero.remediation.secret_file import read_secret
@@ -71,7 +70,7 @@ def test_a_command_is_given_the_node_and_its_finding_and_undoes_when_asked(comma
     commanded.poll(10, ["n2"])
     assert (commands.lines, commanded.states()) == (["drain n2 culprit"], ["done"])
     (action,) = commanded.journal.actions()
-    commanded.journal.change(action, replace(action, state=ActionState.UNDOING, note=ASKED))
+    commanded.journal.change(action, replace(action, state=ActionState.UNDOING, is_asked_back=True))
     commanded.poll(3)
     assert (commands.lines[1:], commanded.states()) == (["undo n2 culprit"], ["undone"])
 

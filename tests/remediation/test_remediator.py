@@ -1,12 +1,15 @@
 """One poll after another: what is drained, what is left alone, and what becomes of it."""
 
+import sqlite3
+from dataclasses import replace
+
 import pytest
 from tests.remediation.site import Site, build_config
 
 from ingero.errors import RetryableError
 from ingero.model.verdicts import VerdictKind
 from ingero.remediation.building import read_moment
-from ingero.remediation.carrying_out import ASKED
+from ingero.remediation.journal import Journal
 from ingero.remediation.records import ActionState
 from ingero.remediation.remediator import Remediator
 from ingero.testing.remediation import SchedulerAnswer, build_verdict
@@ -118,9 +121,59 @@ def test_while_the_stop_file_is_there_nothing_is_done_but_what_a_person_asked_fo
 
 
 def ask_back(site, action):
-    from dataclasses import replace
+    site.journal.change(action, replace(action, state=ActionState.UNDOING, is_asked_back=True))
 
-    site.journal.change(action, replace(action, state=ActionState.UNDOING, note=ASKED))
+
+def test_a_drain_that_the_scheduler_repeats_after_a_person_asked_it_back_is_undone_with_the_stop_file(
+    tmp_path,
+):
+    stop = tmp_path / "stop"
+    site = Site(tmp_path / "j.db", build_config(brakes=f"stop_file: {stop}"))
+    site.poll(5, ["n2"])
+    (action,) = site.journal.actions()
+    stop.touch()
+    ask_back(site, action)
+    site.poll(1)
+    assert site.states() == ["undone"]
+    site.slurm.nodes["n2"].mark = action.action_id
+    site.poll(2)
+    assert (site.drained, site.states()) == (set(), ["undone"])
+
+
+def test_what_a_person_asks_back_while_it_is_undone_stays_asked_for(site):
+    site.poll(5, ["n2"])
+    (action,) = site.journal.actions()
+    undoing = replace(action, state=ActionState.UNDOING)
+    site.journal.change(action, undoing)
+    site.journal.change(undoing, replace(undoing, is_asked_back=True))
+    site.journal.change(undoing, replace(undoing, note="in effect after all"))  # read before that
+    (action,) = site.journal.actions()
+    assert (action.is_asked_back, action.note) == (True, "in effect after all")
+    assert action.as_json()["asked_back"]
+
+
+def test_a_journal_that_says_only_in_a_remark_what_a_person_asked_back_goes_on(tmp_path):
+    site = Site(tmp_path / "j.db", build_config())
+    site.poll(5, ["n2"])
+    (action,) = site.journal.actions()
+    asked = replace(action, state=ActionState.UNDOING, note="a person asked for it back")
+    site.journal.change(action, asked)
+    site.journal.change(asked, replace(asked, note="in effect after all"))
+    site.journal.close()
+    with sqlite3.connect(site.path) as database:
+        database.executescript(
+            "ALTER TABLE actions DROP COLUMN asked_back; PRAGMA user_version = 3;"
+        )
+    database.close()
+    with Journal(site.path, read_only=True) as journal:
+        assert [one.is_asked_back for one in journal.actions()] == [True]
+    with Journal.copy_in_memory(site.path) as journal:
+        journal.add(replace(action, action_id="a0000000000"))
+        assert [one.is_asked_back for one in journal.actions()] == [True, False]
+    site.config = build_config(mode="dry-run")
+    site.start()
+    site.poll(1)
+    assert (site.drained, site.states()) == (set(), ["undone"])
 
 
 def test_a_node_that_somebody_took_over_is_left_alone(site):
@@ -175,8 +228,6 @@ def test_in_ask_mode_a_person_decides_and_the_policy_still_must_agree(tmp_path):
 
 
 def answer(site, action, state):
-    from dataclasses import replace
-
     site.journal.change(action, replace(action, state=state))
 
 

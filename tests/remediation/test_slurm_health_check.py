@@ -9,7 +9,6 @@ import pytest
 from tests.remediation.real_site import RealSite
 
 from ingero.cli.metrics_page import serve_metrics
-from ingero.remediation.carrying_out import ASKED
 from ingero.remediation.orders import find_order
 from ingero.remediation.page import RemediatorPage
 from ingero.remediation.records import ActionState
@@ -75,4 +74,4 @@ def test_the_node_drains_itself_and_gives_itself_back_as_the_remediator_tells_it
 
 
 def ask_back(site, action):
-    site.journal.change(action, replace(action, state=ActionState.UNDOING, note=ASKED))
+    site.journal.change(action, replace(action, state=ActionState.UNDOING, is_asked_back=True))

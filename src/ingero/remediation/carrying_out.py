@@ -19,7 +19,6 @@ from ingero.remediation.journal import Journal
 from ingero.remediation.records import ENDED, ActionRecord, ActionState, Moment
 
 Nodes = Mapping[str, NodeView]
-ASKED: Final = "a person asked for it back"
 _MISSED: Final = "the scheduler does not show it"
 _NOT_ANY_MORE: Final = "outcome unknown, and the policy would not begin it any more"
 
@@ -117,8 +116,7 @@ class ActionRunner:
         """
         for record in self._journal.actions():
             view = nodes.get(record.target)
-            is_asked = record.state is ActionState.UNDOING and record.note == ASKED
-            if only_asked and not is_asked:
+            if only_asked and not record.is_asked_back:
                 continue
             with suppress(RetryableError):
                 if record.state in ENDED and view is not None and view.mark == record.action_id:
@@ -161,7 +159,7 @@ class ActionRunner:
 
     def _settle_unseen(self, record: ActionRecord) -> None:
         """Without looking: ask again for what is to be reversed. What was begun is up to `repeat`."""
-        is_due = record.note == ASKED or self._is_old(record)
+        is_due = record.is_asked_back or self._is_old(record)
         if record.state is ActionState.UNDOING and is_due:
             self._ask_unseen(record)
 
@@ -176,8 +174,9 @@ class ActionRunner:
                 self._actuator.reverse(record)
                 self._change(record, ActionState.UNDONE, "reversed")
         except RetryableError as error:
-            if record.note != ASKED:
-                self._change(record, record.state, f"outcome unknown: {error.message}")
+            note = f"outcome unknown: {error.message}"
+            if not record.is_asked_back or record.note != note:  # it is asked at every poll
+                self._change(record, record.state, note)
         except PermanentError as error:
             state = ActionState.VOID if is_begun else ActionState.LEFT
             self._change(record, state, f"refused: {error.message}")

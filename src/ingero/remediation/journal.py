@@ -18,6 +18,7 @@ from ingero.closing import Closing
 from ingero.errors import IngeroError, RetryableError, StoreError
 from ingero.remediation.pair_table import PAIR_TESTS, PairTestTable
 from ingero.remediation.records import (
+    ASKED_BACK,
     WAITING,
     ActionRecord,
     ActionState,
@@ -25,9 +26,9 @@ from ingero.remediation.records import (
     Moment,
 )
 
-_VERSION: Final = 3
-_READABLE: Final = frozenset({1, 2, 3})
-"""Version 1 has no outbox, 2 no pair tests."""
+_VERSION: Final = 4
+_READABLE: Final = frozenset({1, 2, 3, 4})
+"""Version 1 has no outbox, 2 no pair tests, 3 no column that says that a person has asked for an action back."""
 _OUTBOX: Final = """
 CREATE TABLE outbox (
   seq INTEGER PRIMARY KEY AUTOINCREMENT, wall_ns INTEGER NOT NULL, content TEXT NOT NULL
@@ -39,7 +40,8 @@ CREATE TABLE actions (
   kind TEXT NOT NULL, state TEXT NOT NULL,
   began_mono_ns INTEGER NOT NULL, began_wall_ns INTEGER NOT NULL, began_boot TEXT NOT NULL,
   changed_mono_ns INTEGER NOT NULL, changed_wall_ns INTEGER NOT NULL, changed_boot TEXT NOT NULL,
-  took_effect INTEGER NOT NULL, jobs TEXT, evidence TEXT NOT NULL, clauses TEXT NOT NULL, note TEXT NOT NULL
+  took_effect INTEGER NOT NULL, jobs TEXT, evidence TEXT NOT NULL, clauses TEXT NOT NULL, note TEXT NOT NULL,
+  asked_back INTEGER NOT NULL DEFAULT 0
 ) STRICT;
 CREATE INDEX actions_by_state ON actions (state);
 CREATE TABLE changes (
@@ -52,14 +54,22 @@ CREATE TABLE episodes (
   decision TEXT NOT NULL
 ) STRICT;
 """
-_ACTION: Final = (
+_OLD_ACTION: Final = (
     "id, episode, cluster_id, node_id, target, kind, state, began_mono_ns, began_wall_ns, began_boot,"
     " changed_mono_ns, changed_wall_ns, changed_boot, took_effect, jobs, evidence, clauses, note"
 )
-_ADD: Final = f"INSERT INTO actions ({_ACTION}) VALUES ({', '.join('?' * 18)})"  # noqa: S608 - our own columns
-_CHANGE: Final = (
-    f"UPDATE actions SET ({_ACTION}) = ({', '.join('?' * 18)}) WHERE id = ? AND state = ?"  # noqa: S608
+_ACTION: Final = f"{_OLD_ACTION}, asked_back"
+_WAS_ASKED_BACK: Final = (
+    "EXISTS (SELECT 1 FROM changes WHERE action_id = actions.id AND state = 'undoing'"  # noqa: S608 - our own text
+    f" AND note = '{ASKED_BACK}')"
 )
+"""The same of a journal before version 4, which says it in a remark only."""
+_ADD: Final = f"INSERT INTO actions ({_ACTION}) VALUES ({', '.join('?' * 19)})"  # noqa: S608 - our own columns
+_CHANGE: Final = (
+    f"UPDATE actions SET ({_ACTION}) = ({', '.join('?' * 18)}, max(asked_back, ?))"  # noqa: S608
+    " WHERE id = ? AND state = ?"
+)
+"""What a person asks for meanwhile stays asked for."""
 _BUSY_MS: Final = 10_000
 
 
@@ -126,6 +136,10 @@ class Journal(Closing):
                     self._db.execute(_OUTBOX)
                 if version < 3:
                     self._db.execute(PAIR_TESTS)
+                if version < 4:
+                    column = "asked_back INTEGER NOT NULL DEFAULT 0"
+                    self._db.execute(f"ALTER TABLE actions ADD COLUMN {column}")
+                    self._db.execute(f"UPDATE actions SET asked_back = {_WAS_ASKED_BACK}")  # noqa: S608 - our own text
                 self._db.execute(f"PRAGMA user_version = {_VERSION}")
         elif version not in _READABLE:
             raise StoreError(f"{self._path} is no journal of this version (it says {version})")
@@ -144,6 +158,7 @@ class Journal(Closing):
         if path.exists():
             with cls(path, read_only=True) as source, copy._failing("read"):
                 source._db.backup(copy._db)
+                copy._prepare(read_only=False)
         return copy
 
     @property
@@ -213,7 +228,9 @@ class Journal(Closing):
     def actions(self) -> tuple[ActionRecord, ...]:
         """All actions, oldest first."""
         with self._failing("read"):
-            rows = self._db.execute(f"SELECT {_ACTION} FROM actions ORDER BY rowid").fetchall()  # noqa: S608 - our own columns
+            (version,) = self._db.execute("PRAGMA user_version").fetchone()
+            columns = _ACTION if version >= 4 else f"{_OLD_ACTION}, {_WAS_ASKED_BACK}"
+            rows = self._db.execute(f"SELECT {columns} FROM actions ORDER BY rowid").fetchall()  # noqa: S608 - our own columns
         return tuple(map(_read_action, rows))
 
     def get_action(self, action_id: str) -> ActionRecord:
@@ -295,12 +312,13 @@ def _action_row(record: ActionRecord) -> tuple[object, ...]:
         record.state.value, began.mono_ns, began.wall_ns, began.boot, changed.mono_ns, changed.wall_ns, changed.boot,
         record.took_effect, None if record.jobs is None else json.dumps(dict(record.jobs)),
         json.dumps(dict(record.evidence)), json.dumps([dict(one) for one in record.clauses]), record.note,
+        record.is_asked_back,
     )  # fmt: skip
 
 
 def _read_action(row: tuple[Any, ...]) -> ActionRecord:
     (action_id, episode, cluster_id, node_id, target, kind, state, *moments) = row[:13]
-    took_effect, jobs, evidence, clauses, note = row[13:]
+    took_effect, jobs, evidence, clauses, note, is_asked_back = row[13:]
     return ActionRecord(
         action_id=action_id,
         episode=episode,
@@ -316,6 +334,7 @@ def _read_action(row: tuple[Any, ...]) -> ActionRecord:
         evidence=json.loads(evidence),
         clauses=tuple(json.loads(clauses)),
         note=note,
+        is_asked_back=bool(is_asked_back),
     )
 
 

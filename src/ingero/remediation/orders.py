@@ -12,7 +12,6 @@ from enum import StrEnum
 
 from ingero.remediation.actuators.actuator import describe_worker, write_reason
 from ingero.remediation.actuators.slurm import REASON_MAX
-from ingero.remediation.carrying_out import ASKED
 from ingero.remediation.config import RemediatorConfig
 from ingero.remediation.findings import NodeView
 from ingero.remediation.policy import Ruling, Situation, still_lets
@@ -88,7 +87,7 @@ def _iter_orders(
     drains_itself = slurm is not None and slurm.drained_by == "health-check"
     is_ours = view.mark == record.action_id
     if is_ours and record.state is ActionState.UNDOING and drains_itself:
-        if config.mode != "dry-run" or record.note == ASKED:
+        if config.mode != "dry-run" or record.is_asked_back:
             yield OrderVerb.UNDRAIN, record.action_id
     elif is_ours:
         yield OrderVerb.REPORT, f"out of service: {view.reason}"

@@ -45,6 +45,8 @@ HOLDING: Final = frozenset({ActionState.BEGUN, ActionState.DONE, ActionState.UND
 WAITING: Final = frozenset({ActionState.PROPOSED, ActionState.APPROVED})
 ENDED: Final = frozenset({ActionState.UNDONE, ActionState.VOID, ActionState.LEFT})
 """States after which nothing is to be done, unless the scheduler shows the action all the same."""
+ASKED_BACK: Final = "a person asked for it back"
+"""The remark of an action when a person asks for it to be reversed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +89,7 @@ class ActionRecord:
         evidence: The finding as JSON.
         clauses: What let it, as JSON.
         note: The last remark.
+        is_asked_back: Whether a person has asked for it to be reversed.
     """
 
     action_id: str
@@ -103,6 +106,7 @@ class ActionRecord:
     evidence: Mapping[str, Any] = field(default_factory=dict)
     clauses: tuple[Mapping[str, Any], ...] = ()
     note: str = ""
+    is_asked_back: bool = False
 
     def as_json(self) -> dict[str, Any]:
         """For people and programs; times in nanoseconds since the epoch."""
@@ -121,6 +125,7 @@ class ActionRecord:
             "evidence": dict(self.evidence),
             "clauses": [dict(clause) for clause in self.clauses],
             "note": self.note,
+            "asked_back": self.is_asked_back,
         }
 
 

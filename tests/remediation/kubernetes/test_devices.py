@@ -22,7 +22,6 @@ from ingero.model.collectives import Rank
 from ingero.remediation.actuators import kubernetes_device
 from ingero.remediation.actuators.kubernetes_api import REASON
 from ingero.remediation.actuators.kubernetes_device import KubernetesDeviceActuator
-from ingero.remediation.carrying_out import ASKED
 from ingero.remediation.config import build_policy
 from ingero.remediation.kubernetes_config import KubernetesDeviceConfig
 from ingero.remediation.records import ActionState
@@ -340,7 +339,7 @@ class TestRemediator:
         (record,) = site.journal.actions()
         assert (record.state, record.target) == (ActionState.DONE, GPU)
         assert record.evidence["resource"] == {"ingero.device.ids": "gpu.nvidia.com=n1/gpu-3"}
-        site.journal.change(record, replace(record, state=ActionState.UNDOING, note=ASKED))
+        site.journal.change(record, replace(record, state=ActionState.UNDOING, is_asked_back=True))
         site.poll(3, [])
         assert site.states() == ["undone"]
         assert rules(api) == {}

@@ -11,7 +11,6 @@ from tests.remediation.test_slurm import RECORD as SLURM_RECORD
 from ingero.errors import PermanentError, RetryableError
 from ingero.model.collectives import Rank
 from ingero.remediation.actuators.kubernetes import EFFECTS, REASON
-from ingero.remediation.carrying_out import ASKED
 from ingero.remediation.records import ActionState
 from ingero.testing.clock import ManualClock
 from ingero.units import NS_PER_S
@@ -361,7 +360,7 @@ class TestRemediator:
         assert api.node("n2")["spec"]["unschedulable"] is True
         for name in ("n1", "n3", "n4"):
             assert not (api.node(name).get("spec") or {}).get("taints")
-        undoing = replace(record, state=ActionState.UNDOING, note=ASKED)
+        undoing = replace(record, state=ActionState.UNDOING, is_asked_back=True)
         site.journal.change(record, undoing)
         site.poll(3, [])
         assert site.states() == ["undone"]

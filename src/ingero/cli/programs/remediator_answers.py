@@ -12,12 +12,13 @@ from typing import Any
 from ingero.errors import ConfigError, IngeroError
 from ingero.remediation.actuators.actuator import Actuator
 from ingero.remediation.building import build_actuator, read_boot, read_moment
-from ingero.remediation.carrying_out import ASKED, ActionRunner
+from ingero.remediation.carrying_out import ActionRunner
 from ingero.remediation.config import RemediatorConfig
 from ingero.remediation.journal import Journal
 from ingero.remediation.links import build_signer
 from ingero.remediation.lock import JournalLock
 from ingero.remediation.records import (
+    ASKED_BACK,
     HOLDING,
     WAITING,
     ActionRecord,
@@ -180,7 +181,8 @@ def undo(config: RemediatorConfig, action_id: str) -> ActionRecord:
         record = journal.get_action(action_id)
         if record.state not in HOLDING:
             raise IngeroError(f"there is nothing to reverse: {action_id} is {record.state}")
-        _write(journal, record, ActionState.UNDOING, ASKED)
+        asked = replace(record, is_asked_back=True)
+        _write(journal, asked, ActionState.UNDOING, ASKED_BACK)
         if lock.take():
             _reverse(config, journal, build_actuator(config, SystemClock()))
         return journal.get_action(action_id)
