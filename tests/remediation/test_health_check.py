@@ -93,6 +93,21 @@ class TestOrders:
         told.poll(1, ["n2"])
         assert order(told) == f"undrain {action.action_id}"
 
+    @pytest.mark.parametrize(("is_asked", "verb"), [(False, "none"), (True, "undrain")])
+    def test_with_the_stop_file_a_node_gives_back_only_what_a_person_asks_back(
+        self, told, tmp_path, is_asked, verb
+    ):
+        (action,) = told.journal.actions()
+        told.slurm.nodes["n2"].mark = action.action_id
+        undoing = replace(action, state=ActionState.UNDOING, is_asked_back=is_asked)
+        told.journal.change(action, undoing)
+        (tmp_path / "stop").touch()
+        told.poll(3, ["n2"])
+        assert (told.states(), order(told).partition(" ")[0]) == (["undoing"], verb)
+        (tmp_path / "stop").unlink()
+        told.poll(1, ["n2"])
+        assert order(told) == f"undrain {action.action_id}"
+
     def test_what_a_person_asks_back_is_given_back_in_dry_run_however_late_the_drain_was(
         self, told, tmp_path
     ):

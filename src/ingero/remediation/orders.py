@@ -69,7 +69,9 @@ def build_orders(
     views = situation.nodes or {}
     findings = {one.finding.episode: one.finding for one in rulings}
     for record in records:
-        for verb, description in _iter_orders(config, record, views.get(record.target)):
+        view = views.get(record.target)
+        only_asked = situation.is_stopped or config.mode == "dry-run"
+        for verb, description in _iter_orders(config, record, view, only_asked=only_asked):
             if verb is OrderVerb.DRAIN and not still_lets(config, record, findings, situation):
                 continue
             lines[record.target] = f"{verb} {description}"
@@ -78,21 +80,28 @@ def build_orders(
 
 
 def _iter_orders(
-    config: RemediatorConfig, record: ActionRecord, view: NodeView | None
+    config: RemediatorConfig, record: ActionRecord, view: NodeView | None, *, only_asked: bool
 ) -> Iterator[tuple[OrderVerb, str]]:
-    """What one action asks of its node, were it alone."""
+    """What one action asks of its node, were it alone.
+
+    Args:
+        config: The policy.
+        record: The action.
+        view: The node, as the scheduler shows it.
+        only_asked: Nothing is to be done but what a person asked back.
+    """
     if view is None:
         return
     slurm = config.action.slurm
     drains_itself = slurm is not None and slurm.drained_by == "health-check"
     is_ours = view.mark == record.action_id
     if is_ours and record.state is ActionState.UNDOING and drains_itself:
-        if config.mode != "dry-run" or record.is_asked_back:
+        if record.is_asked_back or not only_asked:
             yield OrderVerb.UNDRAIN, record.action_id
     elif is_ours:
         yield OrderVerb.REPORT, f"out of service: {view.reason}"
     elif record.state is ActionState.BEGUN and drains_itself and view.in_service:
-        if config.mode != "dry-run":
+        if not only_asked:
             yield OrderVerb.DRAIN, write_reason(record, describe_worker(record), REASON_MAX)
     elif record.state is ActionState.PROPOSED:
         yield OrderVerb.REPORT, f"{record.action_id} waits for approval: {describe_worker(record)}"
