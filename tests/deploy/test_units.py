@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 from functools import cache
+from pathlib import Path
 
 import pytest
 import trustme
@@ -17,6 +18,7 @@ from tests.deploy.site import BIN, DEPLOY, ROOT, SERVING, read_guide, wait_for_p
 from ingero.cli.main import cli
 from ingero.echo.service.app import STATUS_DEAD
 from ingero.errors import ConfigError, StoreError
+from ingero.remediation.config import BrakesConfig
 from ingero.testing.fleet import build_fleet_config
 
 FOLDER = DEPLOY / "systemd"
@@ -55,6 +57,11 @@ def read_unit(name):
         if is_set and not line.startswith("#"):
             found.setdefault(key, []).append(value)
     return found
+
+
+def test_the_remediators_stop_file_is_in_a_folder_of_its_own_unit():
+    (folder,) = read_unit("remediator")["StateDirectory"]
+    assert Path(BrakesConfig().stop_file).parent == Path("/var/lib") / folder
 
 
 def place(text, folder):

@@ -124,7 +124,7 @@ def test_a_policy_without_causes_does_not_ask_for_a_diagnosis():
         ({"brakes.settle_time"}, {"settled_ns": {}}),
         ({"brakes.settle_time"}, {"settled_ns": {CLUSTER: NOW.mono_ns - 3 * NS_PER_S}}),
         ({"brakes.after_clock_jump"}, {"jumped_ns": NOW.mono_ns - 599 * NS_PER_S}),
-        ({"brakes.stop_file"}, {"is_stopped": True}),
+        ({"brakes.stop_file"}, {"stop_file": "/x"}),
         ({"brakes.max_nodes_at_once"}, {"records": (record(),)}),
         ({"brakes.max_nodes_at_once"}, {"records": (record(state=ActionState.BEGUN),)}),
         ({"brakes.max_nodes_at_once"}, {"records": (record(state=ActionState.VOID, ago_s=3),)}),

@@ -3,6 +3,7 @@
 import json
 import signal
 import sqlite3
+from threading import Event
 
 import httpx
 import pytest
@@ -12,6 +13,8 @@ from tests.remediation.site import QUICK, Site, build_config
 
 from ingero.cli.main import run_program
 from ingero.cli.programs.remediator import cli
+from ingero.cli.programs.remediator_run import _poll_until
+from ingero.remediation import config
 from ingero.remediation.config import write_defaults
 from ingero.remediation.lock import JournalLock
 from ingero.remediation.page import RemediatorPage
@@ -47,6 +50,44 @@ def test_the_defaults_are_valid_and_a_wrong_key_is_said_with_its_line(tmp_path, 
     assert run("validate", file) == 2
     assert "line 2: moed: unknown key (did you mean mode?)" in capsys.readouterr().err
     assert run(file, "--once") == 2  # short for run
+
+
+@pytest.mark.parametrize("is_named", [False, True])
+def test_the_former_stop_file_counts_where_the_policy_names_none_and_the_log_says_so(
+    tmp_path, monkeypatch, caplog, is_named
+):
+    former, stop = tmp_path / "former", tmp_path / "stop"
+    monkeypatch.setattr(config, "FORMER_STOP_FILE", str(former))
+    site = Site(tmp_path / "j.db", build_config(brakes=f"stop_file: {stop}" if is_named else ""))
+    site.poll(2, ["n2"])
+    former.touch()
+    site.poll(3, ["n2"])
+    assert site.drained == ({"n2"} if is_named else set())
+    over = Event()
+    over.set()
+    _poll_until(over, site.config, site.remediator, None)
+    assert (
+        any("remediator/stop, this one may vanish" in one for one in caplog.messages)
+        is not is_named
+    )
+    if not is_named:
+        (kept,) = site.journal.findings()
+        (clause,) = [one for one in kept.clauses if one["clause"] == "brakes.stop_file"]
+        assert clause["says"] == f"{former} is there"
+        former.unlink()
+        site.poll(3, ["n2"])
+        assert site.drained == {"n2"}
+
+
+def test_a_running_remediator_says_when_it_is_stopped_and_when_no_more(asked, tmp_path):
+    stop = tmp_path / "stop"
+    policy = f"action: {{command: {{drain: ['true'], undo: ['true']}}}}\nbrakes: {{stop_file: {stop}}}\nfleet: {{poll_interval: 50ms}}\n"
+    asked.file.write_text(f"{policy}journal: {{file: {tmp_path}/other.db}}\n")
+    with launch("ingero.cli.programs.remediator", ["run", str(asked.file)]) as running:
+        stop.touch()
+        wait_until(lambda: f"{stop} is there: nothing is done but" in running.log)
+        stop.unlink()
+        wait_until(lambda: "no stop file is there any more" in running.log)
 
 
 def test_once_is_for_dry_run_and_says_when_fleet_is_away(asked, capsys):

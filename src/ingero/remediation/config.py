@@ -21,6 +21,8 @@ from ingero.remediation.webhook_config import SignedWebhookConfig
 from ingero.units import parse_duration
 
 DEFAULT_FILE: Final = "/etc/ingero/remediator.yaml"
+FORMER_STOP_FILE: Final = "/run/ingero/remediator.stop"
+"""The default of earlier versions, in a folder that goes whenever an agent of the machine stops."""
 _WEEK_MINUTES: Final = 7 * 24 * 60
 DAYS: Final = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
 NodeCause = Literal[
@@ -158,9 +160,16 @@ class BrakesConfig(StrictModel):
         default=(), description="When acting is allowed at all; empty is always."
     )
     stop_file: str = Field(
-        "/run/ingero/remediator.stop",
-        description="While this file is there nothing is acted on. Any content; `touch` suffices.",
+        "/var/lib/ingero-remediator/stop",
+        description="While this file is there nothing is acted on. Any content; `touch` suffices. Where the policy"
+        f" names none, {FORMER_STOP_FILE} counts as well, the default of earlier versions.",
     )
+
+    @property
+    def stop_files(self) -> tuple[str, ...]:
+        """Files of which each stops all while it is there."""
+        is_named = "stop_file" in self.model_fields_set
+        return (self.stop_file,) if is_named else (self.stop_file, FORMER_STOP_FILE)
 
     def protects(self, name: str) -> bool:
         """Whether a node is never acted on."""

@@ -90,7 +90,7 @@ class Situation:
         records: Every action of the journal.
         settled_ns: By cluster, since when everything answered without panic, on the monotonic clock.
         jumped_ns: When the wall clock jumped last, on the monotonic clock; None for never.
-        is_stopped: Whether the stop file is there.
+        stop_file: The stop file that is there; empty for none.
         is_single_poll: Whether persistence cannot be known, because this poll is the only one.
         tests: Every pair test of the journal, oldest first.
     """
@@ -103,9 +103,14 @@ class Situation:
     records: tuple[ActionRecord, ...]
     settled_ns: dict[str, int]
     jumped_ns: int | None = None
-    is_stopped: bool = False
+    stop_file: str = ""
     is_single_poll: bool = False
     tests: tuple[PairTestRecord, ...] = ()
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether a stop file is there."""
+        return bool(self.stop_file)
 
 
 def rule_all(
@@ -329,7 +334,7 @@ def _judge_times(brakes: BrakesConfig, situation: Situation) -> Iterator[ClauseO
     yield ClauseOutcome(
         "brakes.stop_file",
         not situation.is_stopped,
-        f"{brakes.stop_file} is {'' if situation.is_stopped else 'not '}there",
+        f"{situation.stop_file or brakes.stop_file} is {'' if situation.is_stopped else 'not '}there",
     )
     now = situation.now
     jumped_ago_ns = None if situation.jumped_ns is None else now.mono_ns - situation.jumped_ns

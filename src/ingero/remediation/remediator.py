@@ -72,6 +72,7 @@ class PollResult:
         refusals: By episode, why the scheduler would refuse what the policy lets through; of a single poll, where the
             scheduler can be asked.
         tests: Pair tests whose state changed, as they are now.
+        stop_file: The stop file that is there; empty for none.
     """
 
     reading: SiteReading
@@ -79,6 +80,7 @@ class PollResult:
     changed: tuple[ActionRecord, ...]
     refusals: Mapping[str, str] = field(default_factory=dict)
     tests: tuple[PairTestRecord, ...] = ()
+    stop_file: str = ""
 
 
 class _Steadiness:
@@ -174,7 +176,9 @@ class Remediator:
             self._tracker.break_off()
         findings = self._tracker.update(reading.clusters or {}, now)
         runner = ActionRunner(self._config, self._actuator, self._journal, self._read_now)
-        is_stopped = Path(self._config.brakes.stop_file).exists()
+        stop_files = (one for one in self._config.brakes.stop_files if Path(one).exists())
+        stop_file = next(stop_files, "")
+        is_stopped = bool(stop_file)
         is_acting = self._config.mode != "dry-run"
         if reading.nodes is not None and not self._is_single_poll:
             runner.settle(reading.nodes, only_asked=is_stopped or not is_acting)
@@ -195,7 +199,7 @@ class Remediator:
             records=self._journal.actions(),
             settled_ns=dict(self._steadiness.settled_ns),
             jumped_ns=self._steadiness.jumped_ns,
-            is_stopped=is_stopped,
+            stop_file=stop_file,
             is_single_poll=self._is_single_poll,
             tests=tests,
         )
@@ -216,7 +220,7 @@ class Remediator:
         tested = tuple(self._tester.changed)
         for outcome in filter(None, (one.outcome for one in tested)):
             self.counts.n_tests[outcome] = self.counts.n_tests.get(outcome, 0) + 1
-        return PollResult(reading, rulings, tuple(runner.changed), refusals, tested)
+        return PollResult(reading, rulings, tuple(runner.changed), refusals, tested, stop_file)
 
     def _rehearse(self, rulings: tuple[Ruling, ...], situation: Situation) -> dict[str, str]:
         refusals = {}

@@ -250,13 +250,26 @@ def _serve_answers(
         yield {"approval": bound}
 
 
+def _describe_stop(config: RemediatorConfig, stop_file: str) -> str:
+    if not stop_file:
+        return "no stop file is there any more"
+    description = f"{stop_file} is there: nothing is done but what a person asks back"
+    if stop_file == config.brakes.stop_file:
+        return description
+    return f"{description}; from now on use {config.brakes.stop_file}, this one may vanish"
+
+
 def _poll_until(
     stop: Event, config: RemediatorConfig, remediator: Remediator, signer: LinkSigner | None
 ) -> None:
     logged: dict[str, str] = {}
     problems: tuple[str, ...] = ()
+    stop_file = ""
     while True:
         result = remediator.poll()
+        if result.stop_file != stop_file:
+            stop_file = result.stop_file
+            _LOG.warning("%s", _describe_stop(config, stop_file))
         if result.reading.problems != problems:
             problems = result.reading.problems
             for problem in problems or ("Fleet and the scheduler answer",):
@@ -269,17 +282,21 @@ def _poll_until(
             if logged.get(episode) != description:
                 _LOG.info("%s %s", episode, description)
         logged = now
-        for record in result.changed:
-            _LOG.info(
-                "%s on %s: %s, %s",
-                record.action_id,
-                record.target,
-                record.state.value,
-                record.note or "waits for `ingero-remediator approve`",
-            )
-            for label, link in (signer.build_links(record) if signer else {}).items():
-                _LOG.info("%s: link of %s: %s", record.action_id, label, link)
-        for test in result.tests:
-            _LOG.info("%s on %s: %s, %s", test.test_id, test.suspect, test.state.value, test.note)
+        _log_changes(result, signer)
         if stop.wait(config.fleet.poll_interval / NS_PER_S):
             return
+
+
+def _log_changes(result: PollResult, signer: LinkSigner | None) -> None:
+    for record in result.changed:
+        _LOG.info(
+            "%s on %s: %s, %s",
+            record.action_id,
+            record.target,
+            record.state.value,
+            record.note or "waits for `ingero-remediator approve`",
+        )
+        for label, link in (signer.build_links(record) if signer else {}).items():
+            _LOG.info("%s: link of %s: %s", record.action_id, label, link)
+    for test in result.tests:
+        _LOG.info("%s on %s: %s, %s", test.test_id, test.suspect, test.state.value, test.note)
