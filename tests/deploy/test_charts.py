@@ -165,6 +165,20 @@ def objects_of(case):
     return render(chart, **values)
 
 
+@pytest.mark.parametrize(
+    ("case", "strategy"),
+    [
+        ("fleet-remediator", {"type": "Recreate"}),  # with a claim for the journal
+        ("fleet-remediator-device", None),  # without one, in dry-run
+        ("fleet-all", None),
+    ],
+)
+def test_fleets_pod_ends_before_the_next_one_where_both_would_need_the_journals_claim(
+    case, strategy
+):
+    assert find(objects_of(case), "Deployment")["spec"].get("strategy") == strategy
+
+
 @pytest.mark.parametrize("chart", CHARTS)
 def test_helm_finds_nothing_wrong_with_a_chart(chart):
     more = ["--set", "persistence.storageClass=x"] if chart == "ingero-echo" else []
