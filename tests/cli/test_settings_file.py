@@ -5,14 +5,18 @@ import os
 import re
 from pathlib import Path
 
+import click
 import pytest
 from click.testing import CliRunner
 
+from ingero.agent.health.signals.node_facts import GpuFacts
 from ingero.cli.commands.config import write_template
 from ingero.cli.commands.fleet_push import FleetPushConfig
 from ingero.cli.commands.trace.config import TraceConfig
+from ingero.cli.live import RemediateConfig
 from ingero.cli.main import cli, run_program
 from ingero.cli.options import take_config
+from ingero.cli.push_settings import build_settings
 from ingero.cli.settings_file import (
     OLD_KEYS,
     WHERE,
@@ -115,6 +119,35 @@ def test_values_of_each_kind_are_those_of_the_command_line(tmp_path):
         *("--max-db", "20m", "--prometheus", "--otlp-header", "a=b", "--sampling-rate", "3", "--annotate"),
         *("--annotate-gid", "-1"),
     )  # fmt: skip
+
+
+FLEET = {"INGERO_FLEET_ENDPOINT": "https://f:4318", "INGERO_FLEET_CLUSTER_ID": "c"}
+VARIABLES = {"fleet-push": "INGERO_FLEET_HEADER", "trace": "INGERO_TRACE_OTLP_HEADER"}
+
+
+@pytest.mark.parametrize("name", VARIABLES)
+def test_a_variable_holds_headers_with_spaces_one_a_line(name):
+    environ = FLEET | {VARIABLES[name]: "Authorization=Bearer T0 KEN\nX-Team=a b\r\n\n"}
+    config = take(name, environ=environ)
+    headers = ["Authorization=Bearer T0 KEN", "X-Team=a b"]
+    if name == "fleet-push":
+        assert list(config.push.fleet_header) == headers
+    else:
+        assert config.metrics.otlp_headers == dict(one.split("=") for one in headers)
+
+
+@pytest.mark.parametrize("text", ["Bearer s3cret", "Bearer s3cret==", "s3cret\nX=ä"])
+def test_a_header_that_is_none_is_not_quoted_in_the_message(text):
+    environ = FLEET | {VARIABLES["fleet-push"]: text}
+    with pytest.raises(ConfigError) as refused:
+        build_settings(take("fleet-push", environ=environ).push, RemediateConfig(), GpuFacts())
+    told = str(refused.value)
+    assert "--fleet-header: header 1: write NAME=VALUE" in told
+    assert "s3cret" not in told
+    with pytest.raises(click.BadParameter) as wrong:
+        take("trace", environ={VARIABLES["trace"]: "s3cret"})
+    assert "header 1 is not NAME=VALUE" in wrong.value.format_message()
+    assert "s3cret" not in wrong.value.format_message()
 
 
 def test_the_template_changes_nothing_and_all_of_it_is_valid(tmp_path):

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import click
 
-from ingero.cli.options import duration, option, read_optional_duration, size
+from ingero.cli.options import HEADER, duration, option, read_optional_duration, size
 from ingero.wire.names import DEFAULT_REMEDIATE_GID, DEFAULT_REMEDIATE_SOCKET
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ class PushConfig:
         "Compression of pushes.", default="none", type=click.Choice(["none", "gzip"])
     )
     fleet_header: tuple[str, ...] = option(
-        "A header to send along; may be repeated.", default=(), metavar="NAME=VALUE"
+        "A header to send along; may be repeated.", default=(), type=HEADER, metavar="NAME=VALUE"
     )
     fleet_bearer_token_file: Path | None = option(
         "Bearer token; read again for each push.", default=None

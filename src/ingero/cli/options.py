@@ -152,15 +152,26 @@ def read_optional_duration(
     return None if value is None else read_duration(context, parameter, value)
 
 
+class HeaderType(click.types.StringParamType):
+    """``NAME=VALUE``, whose value may have spaces: a variable of the environment has one a line."""
+
+    @override
+    def split_envvar_value(self, rv: str) -> list[str]:
+        return [line for line in rv.splitlines() if line.strip()]
+
+
+HEADER: Final = HeaderType()
+
+
 def read_headers(
     _context: click.Context, parameter: click.Parameter, values: tuple[str, ...]
 ) -> dict[str, str]:
-    """Option callback: ``NAME=VALUE``, repeated, as a mapping."""
+    """Option callback: ``NAME=VALUE``, repeated, as a mapping. No message quotes a header, which may be a secret."""
     headers = {}
-    for value in values:
+    for number, value in enumerate(values, 1):
         name, separator, content = value.partition("=")
         if not separator or not name.strip():
-            raise click.BadParameter(f"{value!r} is not NAME=VALUE", param=parameter)
+            raise click.BadParameter(f"header {number} is not NAME=VALUE", param=parameter)
         headers[name.strip()] = content
     return headers
 
@@ -343,6 +354,7 @@ def header_values() -> Any:  # noqa: ANN401 - as option
         "--header",
         default=(),
         multiple=True,
+        type=HEADER,
         metavar="NAME=VALUE",
         callback=read_headers,
     )

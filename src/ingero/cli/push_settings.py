@@ -182,15 +182,17 @@ class _Builder:
 
     def _parse_headers(self) -> dict[str, str]:
         headers = {}
-        for text in self._options.fleet_header:
+        for number, text in enumerate(self._options.fleet_header, 1):
             name, equals, value = text.partition("=")
             try:
                 cleaned = clean_header_value(value)
             except ValueError as error:
-                self._add_problem("--fleet-header", f"{name!r}: the value {error}")
+                self._add_problem("--fleet-header", f"header {number}: the value {error}")
                 continue
             if not equals or not is_header_name(name.strip()):
-                self._add_problem("--fleet-header", f"{name!r}: write NAME=VALUE in plain text")
+                self._add_problem(
+                    "--fleet-header", f"header {number}: write NAME=VALUE in plain text"
+                )
                 continue
             headers[name.strip()] = cleaned
         return headers

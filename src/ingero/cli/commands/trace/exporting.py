@@ -11,7 +11,7 @@ import click
 
 from ingero import __version__
 from ingero.cli.metrics_page import serve_metrics
-from ingero.cli.options import option, read_headers
+from ingero.cli.options import HEADER, option, read_headers
 from ingero.units import NS_PER_S
 from ingero.wire.names import Attribute
 
@@ -53,6 +53,7 @@ class MetricsConfig:
         "--otlp-header",
         multiple=True,
         required=False,
+        type=HEADER,
         metavar="NAME=VALUE",
         callback=read_headers,
     )
