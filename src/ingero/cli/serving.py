@@ -98,6 +98,14 @@ def find_database(db: Path | None, *, is_waiting: bool) -> Path:
         return path
 
 
+def split_nodes(text: str) -> list[str]:
+    """``host:port``, several with commas between, perhaps with brackets around all of them."""
+    text = text.strip()
+    if text.startswith("[") and text.endswith("]"):  # an IPv6 address with a port ends with that
+        text = text[1:-1]
+    return [node.strip() for node in text.split(",") if node.strip()]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodesConfig:
     """Other nodes' dashboards, and how they are asked."""
@@ -141,7 +149,7 @@ class NodesConfig:
             timeout_ns, skew_ns = parse_duration(timeout), parse_duration(self.skew)
         except ValueError as error:
             raise click.UsageError(str(error)) from error
-        nodes = [node.strip() for node in self.nodes.strip("[]").split(",") if node.strip()]
+        nodes = split_nodes(self.nodes)
         settings = FanoutSettings(read_bearer(), timeout_ns, tls)
         return ask_nodes(nodes, path, body, settings, decode=decode), skew_ns / 1e6
 

@@ -13,6 +13,7 @@ from click.testing import CliRunner
 from tests.recording.scenarios.faults import FAULTS
 
 from ingero.cli.main import cli, run_program
+from ingero.cli.serving import split_nodes
 from ingero.config import Endpoint
 from ingero.config.tls import TlsClientConfig
 from ingero.errors import BadDataError, ConfigError, RetryableError
@@ -429,3 +430,24 @@ def test_assistant_asks_all_nodes_and_reads_who_failed(paths, dead):
 def test_assistant_that_mixes_up_actions_is_told(paths):
     with pytest.raises(BadDataError, match="sql"):
         ask_fleet(["127.0.0.1:1"], action="ops", query="SELECT 1")
+
+
+@pytest.mark.parametrize(
+    ("text", "nodes"),
+    [
+        ("[::1]:8443", ["[::1]:8443"]),
+        ("[a:1,b:2]", ["a:1", "b:2"]),
+        ("a:1, b:2,", ["a:1", "b:2"]),
+        ("[::1]:1,[::2]:2", ["[::1]:1", "[::2]:2"]),
+        ("[[::1]:1]", ["[::1]:1"]),
+        ("[[::1]:1,[::2]:2]", ["[::1]:1", "[::2]:2"]),
+        ("[]", []),
+    ],
+)
+def test_nodes_may_stand_in_brackets_and_have_ipv6_addresses(text, nodes):
+    assert split_nodes(text) == nodes
+
+
+def test_a_node_of_an_ipv6_address_is_asked(capsys):
+    assert run_program(cli, ["explain", "--no-tls", "--nodes", "[::1]:1"]) == 1
+    assert "no node answered: [::1]:1: " in capsys.readouterr().err
