@@ -70,7 +70,9 @@ def build_tables(results):
 
 def build_page(results):
     """The page beside the figures."""
-    healthy = [*list_healthy(results["runs"]), ""] if results["set"] == "healthy" else []
+    healthy = []
+    if results["set"] == "healthy":
+        healthy = [*list_healthy(results["runs"]), "", f"{results['beside']}.", ""]
     return [*build_head(results), *healthy, *build_tables(results), "", build_foot(results)]
 
 
