@@ -420,13 +420,14 @@ def test_a_rank_that_stops_reporting_is_left_out_after_the_patience():
     assert [dict(v.rank.labels) for v in after.culprits] == [{"dp": "2", "stage": "1"}]
 
 
-def push_seconds(judge, seconds, silent=(), slow=()):
-    """Eight ranks that add up ten times a second, second by second, and are judged each second."""
+def push_seconds(judge, seconds, silent=(), slow=(), late=()):
+    """Eight ranks that add up ten times a second, judged each second; late ones report three seconds after the others."""
     rng = np.random.default_rng(seconds[0])
     for second in seconds:
         for rank in (rank for rank in range(8) if rank not in silent):
             ops = np.zeros(10, COLLECTIVE_OP)
-            ops["seq"] = np.arange(10 * second, 10 * second + 10)
+            begin = 10 * (second - 3 if rank in late else second)
+            ops["seq"] = np.arange(begin, begin + 10)
             ops["own_ns"] = (
                 50e6 * (1 + 0.01 * rng.standard_normal(10)) * (1.5 if rank in slow else 1)
             )
@@ -453,8 +454,8 @@ def test_a_rank_whose_agent_is_gone_costs_its_peers_one_wait_and_not_one_for_eac
     assert count_compared(found, 7) <= 10 * 60
     push_seconds(found, range(160, 190), silent=[7], slow=[2])
     assert [culprit.rank.rank for culprit in found.judgements()[0].culprits] == [2]
-    push_seconds(found, range(190, 220), slow=[2])
-    assert count_compared(found, 7) > 10 * 60 + 10 * 20, "it is compared again once it reports"
+    push_seconds(found, range(190, 230), slow=[2], late=[7])
+    assert count_compared(found, 7) > 10 * 60 + 10 * 20, "it is waited for again once it reports"
 
 
 def test_memory_is_bounded_and_what_is_dropped_is_counted():
