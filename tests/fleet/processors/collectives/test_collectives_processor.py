@@ -413,7 +413,12 @@ def test_evidence_that_cannot_be_judged_ends_the_judging_of_its_cluster_alone(ca
         "node3"
     ]
     assert judged.host.read("ingero_fleet_nccl_evicted_total", what="evidence") == 1
-    assert "cannot judge the evidence of cluster 'broken'" in caplog.text
+    line = "cannot judge what cluster 'broken' reports"
+    assert caplog.text.count(line) == 1
+    engine.add([replace(broken, ops=broken.ops[["seq", "own_ns"]])], judged.host.clock.mono_ns())
+    judged.round()
+    assert judged.host.read("ingero_fleet_nccl_evicted_total", what="evidence") == 2
+    assert caplog.text.count(line) == 1, "a sender that goes on does not fill the log"
     judged.push(job(slow=3, cluster="broken"))
     judge_after(judged)
     (page,) = judged.page("verdicts", cluster_id="broken")["clusters"]

@@ -45,6 +45,8 @@ from ingero.wire.names import MAX_ID_LENGTH
 CAP_QUIET_NS: Final = 20 * NS_PER_S
 """A cap that refused nothing for this long is over."""
 _MAX_CAP_CHANGES: Final = 1024
+_FAULT_LOG_NS: Final = 60 * NS_PER_S
+"""Between two lines about evidence of one cluster that cannot be judged; all are counted."""
 _SILENT: Final = "it reported nothing any more: its job has ended, or its agent is away"
 _log = logging.getLogger("ingero.fleet.processors.nccl")
 _NS_PER_DAY: Final = 86_400e9
@@ -99,6 +101,7 @@ class _ClusterDetection:
     kinds: dict[Worker, VerdictKind] = field(default_factory=dict)
     conclusion: Conclusion | None = None
     history_ns: int = 0
+    fault_logged_ns: int | None = None
     lateness: Lateness = field(default_factory=Lateness)
     late_ns: int = 0
 
@@ -111,14 +114,17 @@ class _ClusterDetection:
         return last is None or now_ns - last.judged_ns >= _SETTLE_INTERVAL_NS
 
     @contextmanager
-    def starting_over(self, count: Callable[[float], None]) -> Iterator[None]:
+    def starting_over(self, count: Callable[[float], None], now_ns: int) -> Iterator[None]:
         """Where its evidence cannot be judged it is forgotten and counted, so that other clusters are judged."""
         try:
             yield
         except Exception:  # noqa: BLE001 - one cluster's evidence must not end the judging of all others
-            _log.exception(
-                "cannot judge the evidence of cluster %r: it starts over", self.cluster_id
-            )
+            last_ns = self.fault_logged_ns
+            if last_ns is None or now_ns - last_ns >= _FAULT_LOG_NS:
+                self.fault_logged_ns = now_ns
+                _log.exception(
+                    "cannot judge what cluster %r reports: it starts over", self.cluster_id
+                )
             self.judge = None
             count(1)
 
@@ -349,12 +355,12 @@ class DetectionEngine:
                     (replayed if is_silent else taken).append((detection, detection.waiting))
                     detection.waiting, detection.n_waiting, detection.comm_ops = [], 0, {}
         for detection, waiting in replayed:
-            with detection.starting_over(self._evict["evidence"]):
+            with detection.starting_over(self._evict["evidence"], now_ns):
                 self._observe(detection, waiting, now_ns)
         found = {}
         for detection, waiting in taken:
             before = detection.conclusion
-            with detection.starting_over(self._evict["evidence"]):
+            with detection.starting_over(self._evict["evidence"], now_ns):
                 conclusion = self._judge_one(detection, waiting, now_ns)
                 # What arrived earlier is judged once its reorder window is over: a change without a push.
                 if waiting or before is None or before.judgement != conclusion.judgement:
