@@ -8,7 +8,6 @@ times of busy and of limited connections came with Linux 4.10, that of timeouts 
 
 from __future__ import annotations
 
-import ctypes
 import os
 import socket
 import struct
@@ -21,6 +20,7 @@ from pathlib import Path
 from typing import Final, TypeAlias
 
 from ingero.agent.capture.discover.processes import iter_open_files
+from ingero.agent.capture.kernel import libc
 from ingero.model.counters import HostTraffic, Traffic
 from ingero.units import NS_PER_MS, NS_PER_US
 
@@ -139,10 +139,7 @@ def _list_connections(pid: int) -> list[tuple[bytes, _Connection]]:
     fd = os.open(_PROC / str(pid) / "ns/net", os.O_RDONLY | os.O_CLOEXEC)
     try:
         if os.fstat(fd).st_ino != Path("/proc/thread-self/ns/net").stat().st_ino:
-            libc = ctypes.CDLL(None, use_errno=True)
-            if libc.setns(fd, _CLONE_NEWNET):
-                number = ctypes.get_errno()
-                raise OSError(number, os.strerror(number))
+            libc.call("setns", fd, _CLONE_NEWNET)
     finally:
         os.close(fd)
     with socket.socket(

@@ -6,12 +6,14 @@ describes the rules.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import enum
-import os
 from collections.abc import Collection
 from pathlib import Path
 from typing import Final
+
+from ingero.agent.capture.kernel import libc
 
 _STATUS: Final = Path("/proc/self/status")
 _VERSION_3: Final = 0x20080522
@@ -19,9 +21,6 @@ _SET_PDEATHSIG: Final = 1
 _CAPBSET_DROP: Final = 24
 _SET_NO_NEW_PRIVS: Final = 38
 _LAST: Final = 63
-
-_libc = ctypes.CDLL(None, use_errno=True)
-_libc.prctl.argtypes = (ctypes.c_int, *(ctypes.c_ulong,) * 4)
 
 
 class Capability(enum.IntEnum):
@@ -75,14 +74,15 @@ def drop_capabilities(keep: Collection[Capability]) -> None:
     for number in range(_LAST + 1):
         # Without CAP_SETPCAP the bounding set stays; `no_new_privs` closes that way all the same.
         if bounding & ~kept & 1 << number:
-            _libc.prctl(_CAPBSET_DROP, number, 0, 0, 0)
+            with contextlib.suppress(OSError):
+                _prctl(_CAPBSET_DROP, number)
     held = _read_mask("CapPrm") & kept
     words = (_Sets * 2)(
         *(_Sets(held >> shift & 0xFFFF_FFFF, held >> shift & 0xFFFF_FFFF, 0) for shift in (0, 32))
     )
     header = _Header(_VERSION_3, 0)
-    _check(_libc.capset(ctypes.byref(header), words))
-    _check(_libc.prctl(_SET_NO_NEW_PRIVS, 1, 0, 0, 0))
+    libc.call("capset", ctypes.byref(header), words)
+    _prctl(_SET_NO_NEW_PRIVS, 1)
 
 
 def die_with_parent(signal_number: int) -> None:
@@ -90,7 +90,7 @@ def die_with_parent(signal_number: int) -> None:
 
     It survives exec, but neither a change of user nor a setuid program. A parent that was gone before is not noticed.
     """
-    _check(_libc.prctl(_SET_PDEATHSIG, signal_number, 0, 0, 0))
+    _prctl(_SET_PDEATHSIG, signal_number)
 
 
 def _read_mask(name: str) -> int:
@@ -98,7 +98,5 @@ def _read_mask(name: str) -> int:
     return next(int(line.split()[1], 16) for line in lines if line.startswith(f"{name}:"))
 
 
-def _check(result: int) -> None:
-    if result < 0:
-        code = ctypes.get_errno()
-        raise OSError(code, os.strerror(code))
+def _prctl(option: int, value: int) -> None:
+    libc.call("prctl", option, *map(ctypes.c_ulong, (value, 0, 0, 0)))

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from ingero.agent.capture.kernel import libc
 from ingero.agent.capture.kernel.maps import parse_cpus
 from ingero.errors import UnsupportedError
 
@@ -42,9 +43,6 @@ _MAX_UPSTREAM_LEVEL: Final = (
     2  # of kernel.perf_event_paranoid; patches of Debian and Ubuntu add 3 and 4
 )
 _FIXED: Final = struct.Struct("<IIQQQIIQQII")  # MMAP2 after the header, before the file name
-
-_libc = ctypes.CDLL(None, use_errno=True)
-_libc.syscall.restype = ctypes.c_long
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,11 +266,7 @@ def _open_dummy(cpu: int) -> int:
 def _open(attr: bytearray, cpu: int) -> int:
     block = ctypes.create_string_buffer(bytes(attr), _ATTR_BYTES)
     number = _NUMBERS.get(platform.machine(), -1)
-    fd = int(_libc.syscall(number, block, -1, cpu, -1, _FD_CLOEXEC))
-    if fd < 0:
-        code = ctypes.get_errno()
-        raise OSError(code, os.strerror(code))
-    return fd
+    return libc.call("syscall", number, block, -1, cpu, -1, _FD_CLOEXEC)
 
 
 def _unwrap(ring: mmap.mmap, tail: int, head: int) -> bytes:

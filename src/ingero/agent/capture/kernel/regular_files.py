@@ -13,12 +13,11 @@ import stat
 from pathlib import Path
 from typing import Final
 
+from ingero.agent.capture.kernel import libc
+
 _OPENAT2: Final = 437  # on every processor
 _NO_MAGIC_LINKS: Final = 0x02  # RESOLVE_NO_MAGICLINKS: include/uapi/linux/openat2.h
 _IN_ROOT: Final = 0x10  # RESOLVE_IN_ROOT
-
-_libc = ctypes.CDLL(None, use_errno=True)
-_libc.syscall.restype = ctypes.c_long
 
 
 class _OpenHow(ctypes.Structure):
@@ -57,19 +56,10 @@ def open_inside(root: Path | str, path: str) -> int:
 
 def _openat2(root_fd: int, path: str) -> int:
     how = _OpenHow(os.O_PATH | os.O_CLOEXEC, 0, _IN_ROOT | _NO_MAGIC_LINKS)
-    found = int(
-        _libc.syscall(
-            _OPENAT2,
-            root_fd,
-            os.fsencode(path),
-            ctypes.byref(how),
-            ctypes.c_size_t(ctypes.sizeof(how)),
-        )
+    size = ctypes.c_size_t(ctypes.sizeof(how))
+    return libc.call(
+        "syscall", _OPENAT2, root_fd, os.fsencode(path), ctypes.byref(how), size, path=path
     )
-    if found < 0:
-        code = ctypes.get_errno()
-        raise OSError(code, os.strerror(code), path)
-    return found
 
 
 def _open_found(path_fd: int) -> int:

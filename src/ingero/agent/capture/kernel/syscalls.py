@@ -12,6 +12,7 @@ import platform
 from collections.abc import Sequence
 from typing import Final
 
+from ingero.agent.capture.kernel import libc
 from ingero.errors import UnsupportedError
 
 MAP_LOOKUP_ELEM: Final = 1
@@ -28,9 +29,6 @@ UPROBE_MULTI_RETURN: Final = 1
 
 _NUMBERS: Final = {"x86_64": 321, "aarch64": 280}
 _ATTR_BYTES: Final = 144
-
-_libc = ctypes.CDLL(None, use_errno=True)
-_libc.syscall.restype = ctypes.c_long
 
 
 class _Elem(ctypes.Structure):
@@ -96,12 +94,10 @@ def bpf(command: int, attr: ctypes.Structure) -> int:
         raise UnsupportedError(f"bpf() is not known on {platform.machine()}")
     block = ctypes.create_string_buffer(_ATTR_BYTES)
     ctypes.memmove(block, ctypes.addressof(attr), ctypes.sizeof(attr))
-    result = int(_libc.syscall(number, command, block, _ATTR_BYTES))
-    ctypes.memmove(ctypes.addressof(attr), block, ctypes.sizeof(attr))
-    if result < 0:
-        code = ctypes.get_errno()
-        raise OSError(code, os.strerror(code))
-    return result
+    try:
+        return libc.call("syscall", number, command, block, _ATTR_BYTES)
+    finally:
+        ctypes.memmove(ctypes.addressof(attr), block, ctypes.sizeof(attr))
 
 
 def lookup(map_fd: int, key: bytes, value_bytes: int) -> bytes | None:
