@@ -69,6 +69,12 @@ int block_issue(u64 *ctx)
 
 	known = bpf_map_lookup_elem(&requests, &key);
 	if (known) { /* queued by its owner; issued perhaps by a kernel thread, or again after a requeue */
+		struct request *request = (struct request *)ctx[0];
+
+		if (!known->issue_ns) { /* others were merged into it while it was queued */
+			known->sector = request->__sector;
+			known->bytes = request->__data_len;
+		}
 		known->issue_ns = now_ns;
 		return 0;
 	}

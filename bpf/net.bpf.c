@@ -6,6 +6,9 @@ struct {
 	MAP_UINT(max_entries, 512 << 10);
 } sockets SEC(".maps");
 
+/* include/linux/socket.h: bytes that stay in the socket, and those of what was sent, back with a notice. */
+enum { LEFT_THERE = 0x2 /* MSG_PEEK */ | 0x2000 /* MSG_ERRQUEUE */ };
+
 /* A call that moved nothing because it would have waited is not one that failed (EAGAIN). */
 enum { MINUS_EAGAIN = -11 };
 
@@ -41,7 +44,8 @@ int sock_sent(u64 *ctx)
 SEC("tp_btf/sock_recv_length")
 int sock_received(u64 *ctx)
 {
-	count_bytes((struct sock *)ctx[0], (s32)ctx[1], IG_NET_RECV);
+	if (!((u32)ctx[2] & LEFT_THERE))
+		count_bytes((struct sock *)ctx[0], (s32)ctx[1], IG_NET_RECV);
 	return 0;
 }
 
@@ -59,7 +63,8 @@ int sock_sent_fexit(u64 *ctx)
 SEC("fexit/sock_recvmsg")
 int sock_received_fexit(u64 *ctx)
 {
-	count_bytes(((struct socket *)ctx[0])->sk, (s32)ctx[3], IG_NET_RECV);
+	if (!((u32)ctx[2] & LEFT_THERE))
+		count_bytes(((struct socket *)ctx[0])->sk, (s32)ctx[3], IG_NET_RECV);
 	return 0;
 }
 

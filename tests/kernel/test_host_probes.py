@@ -196,6 +196,7 @@ def test_bytes_on_a_socket_are_told_with_their_direction_and_an_idle_one_is_no_e
         for size in (1009, 3, 70_001):
             left.sendall(bytes(size))
             left_over = size
+            assert right.recv(size, socket.MSG_PEEK)  # looked at, not taken
             while left_over:
                 left_over -= len(right.recv(left_over))
         right.setblocking(False)
