@@ -10,7 +10,7 @@ a user sees it.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
@@ -18,7 +18,6 @@ from typing import Final
 from ingero.agent.capture.discover.cgroups import choose_path, seen_cgroups
 from ingero.agent.capture.discover.processes import (
     FileId,
-    FileState,
     OpenFile,
     has_ended,
     open_file,
@@ -26,8 +25,9 @@ from ingero.agent.capture.discover.processes import (
     read_status,
 )
 from ingero.agent.capture.file_queue import FileQueue, MappedFile, iter_mapped
-from ingero.agent.capture.hidden_runtimes import MANY, MAX_UNPROBED, HiddenRuntimes
+from ingero.agent.capture.hidden_runtimes import MAX_UNPROBED, HiddenRuntimes
 from ingero.agent.capture.kernel.perf import Mapping, PerfEvents
+from ingero.agent.capture.probed_files import MANY, ProbedFiles
 from ingero.agent.capture.probes.engine import Engine
 from ingero.agent.capture.probes.targets import (
     ProbeTarget,
@@ -48,7 +48,6 @@ _N_THREADS: Final = 4
 _RETRIES_NS: Final = (10 * NS_PER_MS, 50 * NS_PER_MS, 250 * NS_PER_MS, NS_PER_S, 5 * NS_PER_S)
 _REPORTED_AFTER: Final = 2  # failures: the first is usual while the loader is at work
 _PROGRAM_TRIES: Final = 3  # a program that holds nothing of ours is the rule
-_MAX_EXAMINED: Final = 65_536
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,10 +107,10 @@ class Discovery:
         self._engine, self._stacks, self._watch = engine, stacks, watch
         self._meet = meet
         self._queue = FileQueue(events, clock)
+        self._files = ProbedFiles(engine, clock, self._queue.search_all)
         self._hidden = HiddenRuntimes()
         self._lock = threading.Lock()  # what follows
         self._busy: dict[FileId, list[MappedFile]] = {}
-        self._nothing: set[FileState] = set()
         # Without the hidden: a program that hides a runtime is examined itself too, perhaps later, without a failure.
         self._unprobed: dict[tuple[int, str], Unprobed] = {}
         self._is_closed = False
@@ -131,6 +130,10 @@ class Discovery:
         with self._lock:
             return (*self._unprobed.values(), *self._hidden.found)
 
+    def pop_notes(self) -> Iterator[str]:
+        """Sentences about files that were changed while they were probed, since the last time."""
+        return self._files.pop_notes()
+
     def probe_files(self, paths: Iterable[Path]) -> None:
         """Probe files before anybody loads them."""
         for path in paths:
@@ -147,7 +150,8 @@ class Discovery:
             self.examine(file)
 
     def start(self) -> None:
-        """Examine what processes map from now on."""
+        """Examine what processes map from now on, and let go of what they do not use any more."""
+        self._files.start()
         for thread in self._threads:
             thread.start()
 
@@ -160,6 +164,7 @@ class Discovery:
         for thread in self._threads:
             if thread.is_alive():
                 thread.join()
+        self._files.close()
         self._queue.close()
 
     def _work(self) -> None:
@@ -186,18 +191,17 @@ class Discovery:
     def _examine(self, opened: OpenFile, file: MappedFile) -> None:
         """Examine an open file, unless that was done or another thread is at it."""
         with self._lock:
-            is_nothing = opened.state in self._nothing
-            is_attached = self._engine.is_attached(opened.file)
-            if not is_nothing and not is_attached:
+            known = self._files.recall(opened)
+            if known is None:
                 waiting = self._busy.get(opened.file)
                 if waiting is not None:
                     waiting.append(file)
                     return
                 self._busy[opened.file] = []
-        if is_nothing or is_attached:
-            self._settle(file, is_attached=is_attached)
+        if known is not None:
+            self._settle(file, opened.file if known else None)
             return
-        reason = ""
+        reason, is_attached = "", False
         try:
             is_attached = self._attach(opened, file.mapping)
         except (OSError, BadDataError, UnsupportedError) as error:
@@ -211,7 +215,7 @@ class Discovery:
             if reason:
                 self._fail(one, reason)
             else:
-                self._settle(one, is_attached=is_attached)
+                self._settle(one, opened.file if is_attached else None)
 
     def _end_wait(self, file: FileId) -> list[MappedFile]:
         """No thread is at a file any more: those that waited for it."""
@@ -219,23 +223,20 @@ class Discovery:
             return self._busy.pop(file)
 
     def _attach(self, opened: OpenFile, mapping: Mapping) -> bool:
-        """Whether the file is probed; what holds nothing of ours is remembered until it is changed."""
-        for target in find_targets(opened, mapping):
-            self._engine.attach(target, opened.reach)
-        if self._engine.is_attached(opened.file):
-            return True
-        with self._lock:
-            if len(self._nothing) >= _MAX_EXAMINED:
-                self._nothing.clear()
-            self._nothing.add(opened.state)
-        return False
+        """Whether the file is probed."""
+        with self._files.examine(opened, mapping.path):
+            for target in find_targets(opened, mapping):
+                self._engine.attach(target, opened.reach)
+        return self._engine.is_attached(opened.file)
 
-    def _settle(self, file: MappedFile, *, is_attached: bool) -> None:
-        """There is an answer."""
+    def _settle(self, file: MappedFile, probed: FileId | None) -> None:
+        """There is an answer: the file is probed, or there is nothing in it."""
         with self._lock:
             self._unprobed.pop(file.key, None)
         pid = file.mapping.pid
-        if is_attached and pid != MANY and self._watch.covers(pid):
+        if probed is not None:
+            self._files.add_user(probed, pid)
+        if probed is not None and pid != MANY and self._watch.covers(pid):
             self._stacks.examine(pid)
             self._meet(pid)
             if is_driver(file.mapping):

@@ -5,7 +5,6 @@ perf reports them, a scan of all processes finds them, and a failure brings them
 
 from __future__ import annotations
 
-import contextlib
 import heapq
 import itertools
 import os
@@ -62,12 +61,12 @@ class FileQueue:
     def __init__(self, events: PerfEvents, clock: Clock) -> None:
         self.notes: tuple[str, ...] = ()
         self._clock = clock
-        self._lock = threading.Lock()  # the files to retry
+        self._lock = threading.Lock()  # what is due later
         self._retries: list[tuple[int, int, MappedFile]] = []
+        self._next_scan_ns: int | None = None
         self._order = itertools.count()
         self._turn = threading.Lock()  # what follows
         self._waiting: tuple[deque[MappedFile], deque[MappedFile]] = (deque(), deque())
-        self._next_scan_ns: int | None = None
         self._wake_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._is_over = False
         self._poll = select.epoll()
@@ -111,6 +110,15 @@ class FileQueue:
             heapq.heappush(self._retries, (due_ns, next(self._order), file))
         os.eventfd_write(self._wake_fd, 1)  # the thread that waits did not know of it
 
+    def search_all(self) -> None:
+        """Give what all processes have mapped, in two seconds. Any thread."""
+        self._scan_at(self._clock.mono_ns() + RESCAN_NS)
+        os.eventfd_write(self._wake_fd, 1)
+
+    def _scan_at(self, due_ns: int) -> None:
+        with self._lock:
+            self._next_scan_ns = min(due_ns, self._next_scan_ns or due_ns)
+
     def end(self) -> None:
         """Have `take` return None in every thread."""
         self._is_over = True
@@ -129,7 +137,7 @@ class FileQueue:
             return
         self.put(map(MappedFile, self._stream.read()))
         if self._stream.pop_n_lost():  # perf's buffer was full: search all
-            self._next_scan_ns = self._clock.mono_ns()
+            self._scan_at(self._clock.mono_ns())
 
     def _put_due(self) -> None:
         now_ns = self._clock.mono_ns()
@@ -137,19 +145,22 @@ class FileQueue:
         with self._lock:
             while self._retries and self._retries[0][0] <= now_ns:
                 due.append(heapq.heappop(self._retries)[-1])
+            is_scan_due = self._next_scan_ns is not None and now_ns >= self._next_scan_ns
+            if is_scan_due:
+                self._next_scan_ns = None if self._stream is not None else now_ns + RESCAN_NS
         self.put(due)
-        if self._next_scan_ns is not None and now_ns >= self._next_scan_ns:
-            self._next_scan_ns = now_ns + RESCAN_NS
-            with contextlib.suppress(OSError):  # no descriptor is left, say: then in two seconds
+        if is_scan_due:
+            try:
                 self.put(iter_mapped(iter_pids()))
-                self._next_scan_ns = self._next_scan_ns if self._stream is None else None
+            except OSError:  # no descriptor is left, say
+                self._scan_at(now_ns + RESCAN_NS)
 
     def _find_patience_s(self) -> float | None:
         """How long there is nothing to do unless a file is mapped; None for ever."""
         with self._lock:
             times = [self._retries[0][0]] if self._retries else []
-        if self._next_scan_ns is not None:
-            times.append(self._next_scan_ns)
+            if self._next_scan_ns is not None:
+                times.append(self._next_scan_ns)
         if not times:
             return None
         # epoll rounds up to whole milliseconds, so that nothing is found due a moment too early.

@@ -13,12 +13,11 @@ from ingero.agent.capture.discover.processes import (
     open_mapped,
 )
 from ingero.agent.capture.kernel.perf import Mapping
+from ingero.agent.capture.probed_files import MANY
 from ingero.agent.capture.probes.targets import has_hidden_runtime, is_library
 from ingero.errors import BadDataError
 from ingero.model.recording import Unprobed
 
-MANY: Final = 0
-"""The pid that stands for further processes when there are too many to keep apart."""
 MAX_UNPROBED: Final = 1024
 _HIDDEN: Final = "it has a CUDA runtime linked in, names stripped: only the driver's calls are seen"
 _MAX_EXAMINED: Final = 65_536

@@ -236,7 +236,7 @@ class TraceSession(Closing):
 
     def _report_unknown(self) -> None:
         """Say which libraries could not be probed and what is not known of processes, each once."""
-        for note in self._processes.pop_notes():
+        for note in (*self._processes.pop_notes(), *self._discovery.pop_notes()):
             self._notify(note)
         before, self._unprobed = self._unprobed, self._discovery.unprobed
         for line in describe_unprobed(find_new(before, self._unprobed)):

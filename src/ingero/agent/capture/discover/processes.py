@@ -144,6 +144,48 @@ def iter_mappings(pid: int, *, is_executable: bool = True) -> Iterator[Mapping]:
         )
 
 
+def find_users(files: dict[FileId, str]) -> dict[FileId, set[int]]:
+    """Processes that have files mapped, by file; those that may not be read are taken for no users.
+
+    Args:
+        files: The files, each with a path that ends with its name in every process: a child has those of its parent.
+
+    Raises:
+        OSError: It cannot be found out now, as without a descriptor left.
+    """
+    by_name: dict[str, set[FileId]] = {}
+    for file, path in files.items():
+        by_name.setdefault(path.rpartition("/")[2], set()).add(file)
+    found: dict[FileId, set[int]] = {file: set() for file in files}
+    for pid in iter_pids():
+        try:
+            data = (_PROC / str(pid) / "maps").read_bytes()
+        except (FileNotFoundError, ProcessLookupError, PermissionError):
+            continue
+        if any(os.fsencode(name) in data for name in by_name):
+            for file in _find_mapped(pid, by_name) & files.keys():
+                found[file].add(pid)
+    return found
+
+
+def _find_mapped(pid: int, by_name: dict[str, set[FileId]]) -> set[FileId]:
+    """Which files of these names a process has mapped; of one that cannot be opened all that it may be."""
+    names = {mapping.path: mapping for mapping in iter_mappings(pid)}
+    found = set[FileId]()
+    for path, mapping in names.items():
+        candidates = by_name.get(path.rpartition("/")[2])
+        if candidates is None:
+            continue
+        try:
+            with open_mapped(mapping) as opened:
+                found.add(opened.file)
+        except ProcessLookupError:
+            return set()
+        except OSError:
+            found |= candidates
+    return found
+
+
 def iter_maps(pid: int) -> Iterator[list[str]]:
     """Every mapping of a process by address, as ``/proc/PID/maps`` writes it; nothing when it may not be read.
 
@@ -192,9 +234,10 @@ def iter_open_files(pid: int, proc: Path = _PROC) -> Iterator[str]:
 
 def iter_pids() -> Iterator[int]:
     """Every process there is now."""
-    for entry in os.scandir(_PROC):
-        if entry.name.isdigit():
-            yield int(entry.name)
+    with os.scandir(_PROC) as entries:
+        for entry in entries:
+            if entry.name.isdigit():
+                yield int(entry.name)
 
 
 def has_ended(pid: int, start_ticks: int = 0) -> bool:
@@ -214,6 +257,18 @@ def has_ended(pid: int, start_ticks: int = 0) -> bool:
         return True
     except OSError:  # as when we have no descriptor left: that says nothing of the process
         return False
+
+
+def read_start_ticks(pid: int) -> int:
+    """When a process started, in clock ticks since boot.
+
+    Raises:
+        OSError: It has ended, or may not be read.
+    """
+    fields = _read_stat(pid).rpartition(b")")[2].split()
+    if len(fields) < 20:
+        raise ProcessLookupError(errno.ESRCH, os.strerror(errno.ESRCH))
+    return int(fields[19])
 
 
 def _read_stat(pid: int) -> bytes:

@@ -232,10 +232,26 @@ class Engine(Closing):
         self._attached[target.file] = attached
         return True
 
+    def detach(self, file: FileId) -> None:
+        """Remove every probe of a file, if it has any; those by perf events are gone some time later."""
+        attached = self._attached.get(file)
+        if attached is None:
+            return
+        try:
+            remove_links(self.mode, attached.links)
+        except OSError:  # no process can be started that removes them: wait for each
+            close_links(attached.links)
+        del self._attached[file]
+
     @property
     def targets(self) -> tuple[ProbeTarget, ...]:
         """The files that are probed."""
         return tuple(attached.target for attached in list(self._attached.values()))
+
+    def find_target(self, file: FileId) -> ProbeTarget | None:
+        """What is probed in a file; None for nothing."""
+        attached = self._attached.get(file)
+        return None if attached is None else attached.target
 
     def is_attached(self, file: FileId) -> bool:
         """Whether a file is probed."""
