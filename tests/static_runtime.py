@@ -24,11 +24,34 @@ int main(int argc, char **argv)
 """
 
 
+LIBRARY = """
+extern int cudaMalloc(void **, unsigned long);
+__attribute__((section(".nvFatBinSegment"), used)) static int device_code[4];
+int allocate(void)
+{
+	void *block;
+	return cudaMalloc(&block, 64) != 0;
+}
+"""
+
+
 def build_with_static_runtime(folder, *, is_stripped):
     """Build it; skips the test where the wheel with NVIDIA's archive is not installed.
 
     The program loads the driver's library that it is given, says "ready", and calls the runtime after a line of input.
     """
+    return _build(folder, "program", PROGRAM, ["-s"] if is_stripped else [])
+
+
+def build_library_with_static_runtime(folder):
+    """The same as a library, which exports nothing but ``int allocate(void)``: 1 where the runtime fails."""
+    exports = folder / "exports"
+    exports.write_text("{ global: allocate; local: *; };\n")
+    flags = ["-shared", "-fPIC", f"-Wl,--version-script={exports}"]
+    return _build(folder, "libtraining.so", LIBRARY, flags)
+
+
+def _build(folder, name, code, flags):
     try:
         (archive,) = [
             file.locate()
@@ -37,14 +60,13 @@ def build_with_static_runtime(folder, *, is_stripped):
         ]
     except PackageNotFoundError:
         pytest.skip("nvidia-cuda-runtime-cu12 is not installed")
-    source, program = folder / "program.c", folder / "program"
-    source.write_text(PROGRAM)
-    strip = ["-s"] if is_stripped else []
+    source, built = folder / "source.c", folder / name
+    source.write_text(code)
     subprocess.run(
         [
-            *(*CC, "-Wl,--no-gc-sections", *strip, str(source), str(archive)),
-            *("-ldl", "-lpthread", "-lrt", "-o", str(program)),
+            *(*CC, "-Wl,--no-gc-sections", *flags, str(source), str(archive)),
+            *("-ldl", "-lpthread", "-lrt", "-o", str(built)),
         ],
         check=True,
     )
-    return program
+    return built

@@ -3,6 +3,7 @@
 import contextlib
 import ctypes
 import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from tests.kernel.test_discovery import Totals, identity_of
+from tests.static_runtime import build_library_with_static_runtime
 from tests.support.compiler import CC
 
 from ingero.agent.capture import probed_files
@@ -18,6 +20,7 @@ from ingero.agent.capture.kernel.perf import UPROBE_TYPE
 from ingero.agent.capture.probes.engine import EngineSettings
 from ingero.agent.capture.session import TraceSession, TraceSettings
 from ingero.config.environment import ProbeMode
+from ingero.sim.runner import get_program
 from ingero.testing.waiting import wait_until
 from ingero.units import NS_PER_MS
 
@@ -279,3 +282,38 @@ def test_a_file_that_was_asked_for_by_name_stays_probed(tmp_path, versions, is_i
     with TraceSession(settings, []) as session:
         session.run()
         assert session.engine.is_attached(identity_of(library))
+
+
+@pytest.mark.slow
+def test_a_runtime_that_is_linked_into_a_library_of_any_name_is_probed(tmp_path):
+    library = build_library_with_static_runtime(tmp_path)
+    driver = shutil.copy(get_program().parent / "libcuda.so.1", tmp_path)
+    script = (
+        "import ctypes, sys\n"
+        "library = ctypes.CDLL(sys.argv[1])\n"
+        "driver = ctypes.CDLL(sys.argv[2])\n"
+        "print('ready', flush=True)\n"
+        "sys.stdin.readline()\n"
+        "print(library.allocate(), flush=True)\n"
+        "sys.stdin.readline()\n"
+    )
+    file = identity_of(library)
+    with (
+        Tracing() as tracing,
+        subprocess.Popen(
+            [sys.executable, "-c", script, str(library), str(driver)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        ) as process,
+    ):
+        process.stdout.readline()
+        tracing.wait_for(file)
+        process.stdin.write("go\n")
+        process.stdin.flush()
+        assert (
+            process.stdout.readline().strip() == "1"
+        )  # without a device: it was called, and failed
+        process.communicate("end\n")
+        wait_until(lambda: tracing.seen(process.pid) == 1)
+        assert tracing.session._discovery.unprobed == ()

@@ -33,7 +33,6 @@ from ingero.agent.capture.probes.targets import (
     ProbeTarget,
     is_candidate,
     is_driver,
-    is_library,
     is_torch,
     iter_targets,
 )
@@ -180,7 +179,7 @@ class Discovery:
         mapping = file.mapping
         if not file.n_failed:
             self._stacks.on_mapping(mapping)
-            if not is_candidate(mapping):
+            if not (file.is_wanted or is_candidate(mapping)):
                 return
         try:
             with open_mapped(mapping) as opened:
@@ -240,7 +239,8 @@ class Discovery:
             self._stacks.examine(pid)
             self._meet(pid)
             if is_driver(file.mapping):
-                self._hidden.search(pid)
+                for mapping in self._hidden.search(pid):
+                    self._queue.retry(MappedFile(mapping, is_wanted=True), 0)
 
     def _fail(self, file: MappedFile, reason: str) -> None:
         """There is none: try again while the process lives, and say so."""
@@ -248,7 +248,7 @@ class Discovery:
         is_watched = file.is_watched if file.n_failed or pid == MANY else self._watch.covers(pid)
         file = replace(file, n_failed=file.n_failed + 1, is_watched=is_watched)
         can_retry = pid != MANY and not has_ended(pid)
-        if not is_library(file.mapping):
+        if not file.is_library:
             can_retry = can_retry and file.n_failed < _PROGRAM_TRIES
         elif file.n_failed >= _REPORTED_AFTER or not can_retry:
             self._report(file, reason)

@@ -33,11 +33,18 @@ class MappedFile:
         mapping: Where it is mapped.
         n_failed: How often examining it has failed.
         is_watched: Whether its process was watched when it failed first.
+        is_wanted: Whether it is known to hold something of ours, whatever its name.
     """
 
     mapping: Mapping
     n_failed: int = 0
     is_watched: bool = True
+    is_wanted: bool = False
+
+    @property
+    def is_library(self) -> bool:
+        """Whether something of ours is expected in it, which is not so of a program."""
+        return self.is_wanted or is_library(self.mapping)
 
     @property
     def key(self) -> tuple[int, str]:
@@ -101,7 +108,7 @@ class FileQueue:
         """Add files. By the thread whose turn it is, or before any takes."""
         libraries, others = self._waiting
         for one in files:
-            (libraries if is_library(one.mapping) else others).append(one)
+            (libraries if one.is_library else others).append(one)
 
     def retry(self, file: MappedFile, delay_ns: int) -> None:
         """Give a file again later. Any thread."""

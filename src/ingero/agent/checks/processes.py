@@ -19,7 +19,8 @@ from ingero.agent.capture.discover.processes import (
 from ingero.agent.capture.discovery import find_targets
 from ingero.agent.capture.kernel.perf import Mapping
 from ingero.agent.capture.probes.targets import (
-    has_hidden_runtime,
+    OwnRuntime,
+    find_own_runtime,
     is_candidate,
     is_driver,
     is_library,
@@ -75,8 +76,14 @@ def _inspect(pid: int, known: dict[tuple[str, FileState], bool]) -> ActiveProces
         return None
     hidden: list[str] = []
     if any(is_driver(mapping) for mapping in mappings):
-        others = (one for one in mappings if not is_library(one))
-        hidden = [one.path for one in others if _ask("hidden", one, known, has_hidden_runtime)]
+        others = [one for one in mappings if not is_library(one)]
+        hidden = [one.path for one in others if _ask("hidden", one, known, _hides_runtime)]
+        seen = {library.path for library in libraries}
+        libraries += tuple(
+            ActiveLibrary(one.path)
+            for one in others
+            if one.path not in seen and _ask("named", one, known, _names_runtime)
+        )
     try:
         name = Path(f"/proc/{pid}/comm").read_text(errors="replace").rstrip("\n")
     except OSError:
@@ -121,6 +128,14 @@ def _ask(
         if is_strict:
             raise
         return False
+
+
+def _hides_runtime(opened: OpenFile) -> bool:
+    return find_own_runtime(opened) is OwnRuntime.HIDDEN
+
+
+def _names_runtime(opened: OpenFile) -> bool:
+    return find_own_runtime(opened) is OwnRuntime.NAMED
 
 
 def _is_probed(opened: OpenFile, mapping: Mapping) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import functools
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
@@ -72,10 +73,18 @@ def is_driver(mapping: Mapping) -> bool:
     return mapping.path.rpartition("/")[2].startswith(_DRIVER)
 
 
-def has_hidden_runtime(opened: OpenFile) -> bool:
-    """Whether a file has device code, asks for no runtime library, and names no function of one.
+class OwnRuntime(enum.Enum):
+    """Whether a CUDA runtime is linked into a file, and what can be seen of it."""
 
-    The runtime is then linked in with its names stripped: of its user only the driver's calls can be seen.
+    NONE = enum.auto()
+    NAMED = enum.auto()
+    """Its functions can be found by their names."""
+    HIDDEN = enum.auto()
+    """Its names were stripped: of its user only the driver's calls can be seen."""
+
+
+def find_own_runtime(opened: OpenFile) -> OwnRuntime:
+    """Whether a file has device code and a runtime of its own to hand it to: it asks for no runtime library.
 
     Raises:
         BadDataError: It is no ELF file of 64 bits.
@@ -83,9 +92,10 @@ def has_hidden_runtime(opened: OpenFile) -> bool:
     """
     elf = ElfFile(FileBytes(opened.fd))
     if not _DEVICE_CODE & elf.find_section_names() or elf.needs_library(_RUNTIME):
-        return False
+        return OwnRuntime.NONE
     target = find_target(opened, "")
-    return target is None or "cudart" not in target.libraries
+    is_named = target is not None and "cudart" in target.libraries
+    return OwnRuntime.NAMED if is_named else OwnRuntime.HIDDEN
 
 
 def is_candidate(mapping: Mapping) -> bool:
