@@ -141,3 +141,17 @@ def test_reading_follows_the_writer_round_and_round(ring_file):
         seen += ring.read()["seq"].tolist()
     assert seen == list(range(1, 3000 + 3000 + 1 + 4096 + 100 + 1))
     assert ring.counts.n_lost == 0
+
+
+def test_what_was_written_over_before_anybody_read_is_no_loss(join, rings):
+    comm = join()
+    for i in range(4100):
+        comm.play(100 + i, 200 + i)
+    (path,) = rings.glob("*/*.ring")
+    with find_ring(path, os.geteuid()) as ring:
+        assert ring.read()["seq"].tolist() == list(range(5, 4101))
+        assert ring.counts.n_lost == 0
+        for i in range(4097):
+            comm.play(100 + i, 200 + i)
+        assert len(ring.read()) == 4096
+        assert ring.counts.n_overwritten == 1

@@ -116,8 +116,8 @@ class NcclRing(Closing):
         self._n_records = int(header["n_records"])
         self._n_comms = int(header["n_comms"])
         self._records_at = HEADER.itemsize + self._n_comms * PLACE.itemsize
-        # What is there already is read too, as far as it was not written over.
-        self._at = 0
+        # What is there already is read too. What was written over before is not lost: nobody was to read it.
+        self._at = max(int(header["head"]) - self._n_records, 0)
         self._stuck_at = -1
 
     def read(self) -> Records:
