@@ -206,6 +206,17 @@ def test_the_last_numbers_are_pushed_as_cumulative_sums_and_histograms():
     assert notes == []
 
 
+def test_a_process_that_has_the_pid_of_a_rank_is_not_that_rank():
+    page = PrometheusPage()
+    observer = MetricObserver([page])
+    observer.on_process(ProcessIdentity(7, place=ProcessRank(rank=4)))
+    observer.on_process(ProcessIdentity(7))
+    observer.on_totals(totals_of(DURATIONS))
+    lines = [line for line in page.render().splitlines() if line.startswith("ingero_nccl_calls")]
+    assert lines
+    assert not any("rank=" in line for line in lines)
+
+
 def test_where_processes_ran_is_forgotten_when_there_are_many_and_nothing_is_counted_of_them():
     taken = []
 

@@ -71,6 +71,8 @@ class MetricObserver:
         """Remember its rank and where it runs."""
         if identity.place.rank >= 0:
             self._ranks[identity.pid] = identity.place.rank
+        else:  # of another process, which had this pid before
+            self._ranks.pop(identity.pid, None)
         known = {pid: one for pid, one in self._resources.items() if pid != identity.pid}
         # A new mapping each time: outlets keep the one that they were given, for another thread.
         self._resources = known | ({identity.pid: identity.resource} if identity.resource else {})
@@ -80,8 +82,9 @@ class MetricObserver:
 
     def on_totals(self, totals: Totals) -> None:
         """Hand the series to the outlets."""
-        if len(self._resources) > _MAX_RESOURCES:
+        if max(len(self._resources), len(self._ranks)) > _MAX_RESOURCES:
             counted = set(totals.all_keys["pid"].tolist())
+            self._ranks = {pid: rank for pid, rank in self._ranks.items() if pid in counted}
             self._resources = {pid: one for pid, one in self._resources.items() if pid in counted}
         recent = self._recent.take(totals)
         series = (*iter_call_series(totals, self._ranks), recent, *self._more())
