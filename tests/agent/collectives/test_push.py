@@ -37,12 +37,14 @@ class Ear:
         self.is_taking = True
         self.is_there = True
         self.reply = {}
+        self.n_rejected = 0
         self.exports = []
 
     def send(self, export, wall_ns):
         self.exports.append(decode_protobuf(encode_protobuf(export), export.signal))
         reply = {"is_cut_off": not self.is_there} | self.reply
-        return PushReply(is_taken=self.is_taking, detail="", **({} if self.is_taking else reply))
+        taken = {"n_rejected": self.n_rejected}
+        return PushReply(is_taken=self.is_taking, detail="", **(taken if self.is_taking else reply))
 
     def close(self):
         pass
@@ -164,6 +166,18 @@ def test_what_fleet_refuses_again_and_again_is_dropped_and_counted_and_the_next_
     job.run(6)
     runs, _ = job.ear.take()
     assert seqs(runs)[0] == n_dropped + 1
+
+
+def test_what_fleet_refuses_of_a_request_that_it_takes_is_no_operation_that_it_took(job):
+    job.ear.n_rejected = 1  # of the one record that each request has
+    job.run(6)
+    n_pushed = len(seqs(job.ear.take()[0]))
+    counts = job.pusher.counts
+    assert n_pushed > 0
+    assert (counts.n_ops, counts.n_dropped) == (0, n_pushed)
+    job.ear.n_rejected = 0
+    job.run(6)
+    assert (counts.n_ops, counts.n_dropped) == (len(seqs(job.ear.take()[0])), n_pushed)
 
 
 def test_what_fleet_will_never_hear_of_is_in_the_account_the_series_and_the_line(job):

@@ -47,7 +47,8 @@ class PushCounts:
 
     Attributes:
         n_ops: Operations that Fleet took.
-        n_dropped: Operations dropped because Fleet took none for too long, or will not take them.
+        n_dropped: Operations dropped because Fleet took none for too long, or will not take them. Of a request that it
+            took in part, as many as its records have on average.
         n_pushes: Requests that Fleet took.
         n_early: Batches that did not wait for the interval.
         n_failed: Requests that it did not take.
@@ -121,9 +122,10 @@ class RunQueue:
             runs = join_runs(first)
             n_ops = sum(len(run.ops) for run in runs)
             if not self.is_spilling:
-                answer = self.send(build_collectives(runs, self._clock.wall_ns()))
+                export = build_collectives(runs, self._clock.wall_ns())
+                answer = self.send(export)
                 if answer.is_taken or self._is_refused(answer):
-                    self._settle(answer, n_ops)
+                    self._settle(answer, n_ops, export.n_items)
                     self.kept = rest
                     continue
                 self._pause(answer)
@@ -154,7 +156,7 @@ class RunQueue:
                 self._pause(answer)
                 return
             self.counts.n_late_ops += first.n_items if answer.is_taken else 0
-            self._settle(answer, first.n_items)
+            self._settle(answer, first.n_items, export.n_items)
             self.spill.pop()
             gap_ns = self._interval_ns // DRAIN_SPEED
             # What could not be checked in time is caught up with, up to a second's.
@@ -190,12 +192,13 @@ class RunQueue:
         spread = 1 + _SPREAD * self._random.uniform(-1, 1)
         self._drain_ns = self._clock.mono_ns() + round(pause_ns * spread)
 
-    def _settle(self, answer: PushReply, n_ops: int) -> None:
-        """Count operations that are delivered or given up."""
+    def _settle(self, answer: PushReply, n_ops: int, n_records: int) -> None:
+        """Count operations that are delivered or given up; which of its records a receiver refuses it does not say."""
+        n_lost = n_ops
         if answer.is_taken:
-            self.counts.n_ops += n_ops
-        else:
-            self.counts.n_dropped += n_ops
+            n_lost = round(n_ops * min(answer.n_rejected / max(n_records, 1), 1.0))
+        self.counts.n_ops += n_ops - n_lost
+        self.counts.n_dropped += n_lost
         self._n_refusals = 0
 
     def _is_refused(self, answer: PushReply) -> bool:

@@ -85,6 +85,7 @@ class PushReply(NamedTuple):
         is_refused: Somebody answered, and did not take it.
         is_retryable: The protocol allows to send it again, as to a proxy whose Fleet is away.
         question: What the receiver wants to know of this node; None for nothing.
+        n_rejected: Items that the receiver refused while it took the rest; they are lost.
     """
 
     is_taken: bool
@@ -95,6 +96,7 @@ class PushReply(NamedTuple):
     is_refused: bool = False
     is_retryable: bool = False
     question: DiagnosisRequest | None = None
+    n_rejected: int = 0
 
     @property
     def is_settled(self) -> bool:
@@ -206,6 +208,7 @@ class _FleetTransport:
             is_refused=not reply.is_taken and not reply.is_cut_off,
             is_retryable=reply.is_retryable,
             question=parse_request(reply.headers.get(self._question)),
+            n_rejected=reply.n_rejected,
         )
 
     def close(self) -> None:
