@@ -165,7 +165,7 @@ class ProbedFiles(Closing):
         self._nothing.add(state)
 
     def _watch(self, opened: OpenFile) -> None:
-        """Under the lock: be told when a file is written to."""
+        """Under the lock: notice when a file is written to."""
         if self._changes is None:
             return
         try:
