@@ -113,6 +113,17 @@ def test_thresholds_exporters_and_hangs_are_shown(visit):
     assert page.inner_text("#hang") == "No job stands still."
 
 
+def test_ranks_that_wait_for_each_other_are_a_row_and_no_job_that_moves(visit):
+    page = visit()
+    answer = {"roots": [], "deadlocks": [[0, 1], list(range(99))], "standing_s": 41.6}
+    page.route("**/api/v1/admin/hang*", lambda route: route.fulfill(json=answer))
+    page.wait_for_selector("#hang caption >> text=/^Standing for 42 s; deadlocked/")
+    rows = [row.split("\t") for row in page.locator("#hang tbody tr").all_inner_texts()]
+    assert rows[0] == ["ranks 0, 1 wait for each other", "2"]
+    assert rows[1][0].endswith(", 14, 15 and others wait for each other")
+    assert rows[1][1] == "99"
+
+
 def test_a_link_from_an_alert_opens_what_it_names_and_the_address_follows_the_mark(visit):
     page = visit("#cluster=job&measure=score&row=node5")
     page.wait_for_selector("#picked >> text=node5, now: 0.40")

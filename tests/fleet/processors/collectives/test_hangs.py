@@ -1,9 +1,13 @@
 """A standing job's conclusion as log records: once when it begins, once when it ends."""
 
+import logging
+from dataclasses import replace
+
 from tests.fleet.processors.collectives.test_collectives_processor import Judged
 from tests.fleet.processors.collectives.test_progress import COMM, N, moving, standing
 
 from ingero.fleet.processors.collectives.progress import FRESH_NS
+from ingero.model.collectives import Rank
 from ingero.otlp.codec import decode_protobuf, encode_protobuf
 from ingero.otlp.names import Signal
 from ingero.units import NS_PER_S
@@ -100,3 +104,40 @@ def test_page_finds_a_hang_itself_where_no_round_did_lately():
     judged.host.clock.advance(FRESH_NS + NS_PER_S)
     stand(judged, *[standing(n, 10, 9) for n in (0, 1, 3)], standing(2, 9, 9))
     assert judged.page("hang", cluster_id="c")["missing_ranks"] == [2]
+
+
+OTHER_COMM = "00000000000000cd"
+
+
+def stand_in_a_circle(judged):
+    """Rank 0 waits in one communicator for rank 1, which waits in another one for rank 0."""
+    for comm, waits, other in ((COMM, 0, 1), (OTHER_COMM, 1, 0)):
+        stand(
+            judged,
+            standing(waits, 10, 9, comm=comm, n_ranks=2),
+            standing(other, 9, 9, comm=comm, n_ranks=2),
+        )
+
+
+def test_ranks_that_wait_for_each_other_are_counted_logged_and_on_the_page(caplog):
+    caplog.set_level(logging.INFO, logger="ingero.fleet.processors.nccl")
+    judged = Judged()
+    stand_in_a_circle(judged)
+    page = judged.round().page("hang", cluster_id="c")
+    assert (page["roots"], page["deadlocks"]) == ([], [[0, 1]])
+    assert judged.host.read("ingero_fleet_nccl_missing_ranks", cluster_id="c") == 0
+    assert judged.host.read("ingero_fleet_nccl_deadlocked_ranks", cluster_id="c") == 2
+    judged.round()
+    judged.push([moving(n, 11) for n in range(2)])
+    stand(judged, standing(1, 10, 10, comm=OTHER_COMM, n_ranks=2))
+    judged.round()
+    assert judged.host.read("ingero_fleet_nccl_deadlocked_ranks", cluster_id="c") == 0
+    began, ended = caplog.records
+    assert began.message == "deadlock began: ranks wait for each other"
+    assert began.fields["ranks"] == "0,1"
+    assert began.fields["standing_s"] >= 4.0
+    assert ended.message == "deadlock ended"
+    judged.host.clock.advance(3600 * NS_PER_S)
+    judged.push([replace(moving(0, 1), rank=Rank("other", "n0", 0))])
+    judged.round()
+    assert judged.host.read("ingero_fleet_nccl_deadlocked_ranks", cluster_id="c") is None

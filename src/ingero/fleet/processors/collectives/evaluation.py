@@ -100,6 +100,7 @@ class StateGauges:
         self._workers = meter.gauge(telemetry.VERDICTS)
         self._age = meter.gauge(telemetry.AGE)
         self._missing = meter.gauge(telemetry.MISSING)
+        self._deadlocked = meter.gauge(telemetry.DEADLOCKED)
         self._late = meter.gauge(telemetry.LATE)
         self._kinds: dict[str, Counter[str]] = {}
         self._hanging: set[str] = set()
@@ -129,12 +130,15 @@ class StateGauges:
             self._late.set(ns / NS_PER_S, cluster_id=cluster_id)
 
     def show_hangs(self, hangs: Mapping[str, tuple[HangReport, float]]) -> None:
-        """Set the number of ranks that others wait for."""
+        """Set the number of ranks that others wait for, and of those that wait for each other."""
         for cluster_id in self._hanging - hangs.keys():
             self._missing.remove(cluster_id=cluster_id)
+            self._deadlocked.remove(cluster_id=cluster_id)
         self._hanging = set(hangs)
         for cluster_id, (report, _) in hangs.items():
             self._missing.set(len(report.roots), cluster_id=cluster_id)
+            n_deadlocked = sum(map(len, report.deadlocks))
+            self._deadlocked.set(n_deadlocked, cluster_id=cluster_id)
 
 
 class Evaluation:
@@ -203,6 +207,7 @@ class Evaluation:
             changes = self._hang_changes.popleft()
             self._log.write_hangs(changes)
             self._reports.send_hangs(changes)
+        self._log.write_deadlocks(hangs)
         self._count_refused(state.progress.take_refused())
         self._log.write_caps(state.engine.take_cap_changes(now_ns))
         self._log.write_caps(state.progress.take_cap_changes(now_ns))

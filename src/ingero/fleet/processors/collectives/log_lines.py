@@ -10,12 +10,14 @@ from ingero.fleet.processors.collectives.conclusions import QUIET, VerdictChange
 from ingero.fleet.processors.collectives.engine import CapChange
 from ingero.fleet.processors.collectives.hangs import HangChanges
 from ingero.model.diagnosis import Diagnosis, describe_diagnosis
-from ingero.model.hang import HangRoot
+from ingero.model.hang import HangReport, HangRoot
 from ingero.model.verdicts import Verdict, VerdictKind, describe_rank
 from ingero.telemetry.clock import Clock
 from ingero.telemetry.limited import FieldValue, RateLimitedLog
 from ingero.units import NS_PER_S
 
+_MAX_LISTED: Final = 16
+"""Ranks of one circle that a line lists."""
 _log: Final = logging.getLogger("ingero.fleet.processors.nccl")
 
 
@@ -26,6 +28,7 @@ class EventLog:
         self._lines = RateLimitedLog(_log, clock, burst=2)
         self._victims = RateLimitedLog(_log, clock, burst=2, total_burst=20)
         self._catching_up: set[str] = set()
+        self._circles: set[tuple[str, tuple[int, ...]]] = set()
 
     def flush(self) -> None:
         """Write lines that were held and are allowed now."""
@@ -115,6 +118,27 @@ class EventLog:
                 blocks=len(root.blocks) if is_new else None,
                 standing_s=round(changes.waiting_s, 3) if is_new else None,
             )
+
+    def write_deadlocks(self, hangs: Mapping[str, tuple[HangReport, float]]) -> None:
+        """A line for each circle of ranks that wait for each other, and for each that ended."""
+        now = {
+            (cluster_id, circle)
+            for cluster_id, (report, _) in hangs.items()
+            for circle in report.deadlocks
+        }
+        for cluster_id, circle in sorted(now ^ self._circles):
+            is_new = (cluster_id, circle) in now
+            more = ",..." if len(circle) > _MAX_LISTED else ""
+            self._lines.write(
+                ("deadlock", cluster_id, circle),
+                logging.WARNING if is_new else logging.INFO,
+                "deadlock began: ranks wait for each other" if is_new else "deadlock ended",
+                cluster=cluster_id,
+                ranks=",".join(map(str, circle[:_MAX_LISTED])) + more,
+                n_ranks=len(circle),
+                standing_s=round(hangs[cluster_id][1], 3) if is_new else None,
+            )
+        self._circles = now
 
     def write_caps(self, changes: Iterable[CapChange]) -> None:
         """A line for each cap that begins or ceases to refuse."""

@@ -57,6 +57,11 @@ MISSING: Final = gauge(
     "Ranks that a job which stands still waits for; 0 while it moves.",
     "cluster_id",
 )
+DEADLOCKED: Final = gauge(
+    "ingero_fleet_nccl_deadlocked_ranks",
+    "Ranks that stand still and wait for each other in a circle; 0 while there is no such circle.",
+    "cluster_id",
+)
 REPORTS_LOST: Final = counter(
     "ingero_fleet_nccl_reports_lost_total",
     "Reports of verdicts or lags that the rest of a pipeline did not take.",
@@ -81,6 +86,7 @@ METRICS: Final[tuple[MetricDeclaration, ...]] = (
     VERDICTS,
     AGE,
     MISSING,
+    DEADLOCKED,
     REPORTS_LOST,
     DIAGNOSES,
 )

@@ -6,6 +6,7 @@ import { count, get, make, note, reach, table } from "/live/parts.js";
 const LEVELS_MS = 500;
 const TABLES_MS = 2000;
 const COLORS = 6;
+const LISTED = 16; // ranks of one deadlock
 const heat = new Heat(get("canvas"));
 const state = Object.fromEntries(new URLSearchParams(location.hash.slice(1)));
 const shown = {}; // part of the page → what was drawn, so that an unchanged answer is not drawn again
@@ -171,14 +172,32 @@ function buildFindings({ total, findings }) {
 }
 
 function buildHang(answer) {
-  if (!answer || !answer.roots.length) return [note("No job stands still.")];
-  return [table("hang", `Standing for ${Math.round(answer.standing_s)} s; others wait for these`, [
+  const { roots, deadlocks, standing_s } = answer || { roots: [], deadlocks: [] };
+  if (!roots.length && !deadlocks.length) return [note("No job stands still.")];
+  const standing = `Standing for ${Math.round(standing_s)} s`;
+  const parts = [];
+  if (roots.length) parts.push(buildRoots(roots, standing));
+  if (deadlocks.length) parts.push(buildCircles(deadlocks, standing));
+  return parts;
+}
+
+function buildRoots(roots, standing) {
+  return table("hang", `${standing}; others wait for these`, [
     ["Rank", (one) => String(one.rank)],
     ["Node", (one) => [link(one.node_id, one.node_id)]],
     ["Cause", (one) => one.cause],
     ["Communicator", (one) => one.comm],
     ["Ranks that wait", (one) => count(one.blocks.length), (one) => one.blocks.length],
-  ], answer.roots)];
+  ], roots);
+}
+
+// A circle may have every rank of a job: its first ones show which job it is.
+function buildCircles(deadlocks, standing) {
+  const list = (ranks) => `ranks ${ranks.slice(0, LISTED).join(", ")}${ranks.length > LISTED ? " and others" : ""} wait for each other`;
+  return table("circles", `${standing}; deadlocked: none of these can go on before another one does`, [
+    ["Deadlock", list],
+    ["Ranks that wait", (ranks) => count(ranks.length), (ranks) => ranks.length],
+  ], deadlocks);
 }
 
 const share = (number) => (number === null || number === undefined ? "none" : number.toFixed(3));
