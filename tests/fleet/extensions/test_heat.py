@@ -9,6 +9,7 @@ import pytest
 from ingero.fleet.component import RankColumn, RankMeasure
 from ingero.fleet.extensions.ingero_threshold import heat
 from ingero.fleet.extensions.ingero_threshold.heat import N_COLUMNS, HeatHistory
+from ingero.fleet.extensions.ingero_threshold.live import _NUMBER
 from ingero.testing.clock import ManualClock
 
 SECOND = 10**9
@@ -150,3 +151,22 @@ def test_rows_of_jobs_long_gone_are_forgotten(clock, history):
     for _ in range(N_COLUMNS):
         step(clock, history, source, c={"n1": 2})
     assert list(Watcher(history, source).look()) == ["n1"]
+
+
+def test_page_that_knows_another_fleets_rows_gets_the_names_of_these(clock, history):
+    source = Measured()
+    page = Watcher(history, source)
+    step(clock, history, source, c={"n1": 1, "n2": 2})
+    page.look()
+    page.history = HeatHistory(clock, 5 * SECOND)  # Fleet was started again
+    step(clock, page.history, source, c={"n7": 7, "n8": 8})
+    assert page.look() == {"n7": [7, 7], "n8": [8, 8]}
+
+
+def test_every_version_of_rows_can_be_asked_for_by_a_page(clock, history, monkeypatch):
+    monkeypatch.setattr("secrets.randbelow", lambda above: above - 1)
+    source = Measured(c={"n1": 7})
+    page = Watcher(history, source)
+    page.look()
+    assert 0 < page.head["version"] < 2**53 - 10**9
+    assert _NUMBER.fullmatch(str(page.head["version"] + 10**9))

@@ -7,6 +7,7 @@ A column each interval, a byte a rank (`ingero.fleet.component.RankColumn`), so 
 from __future__ import annotations
 
 import re
+import secrets
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -26,6 +27,9 @@ MAX_BYTES: Final = 64 << 20
 _FRESH_NS: Final = 400_000_000
 """How long what was read for one visitor is good enough for another."""
 _ROOM: Final = 64
+_MAX_FIRST_VERSION: Final = 10**14
+"""Rows of a Fleet that ended, or of a cluster that was forgotten, must not have a version of others: each matrix begins
+with one at random. Small enough for JavaScript, and for the digits that a query may have."""
 _DIGITS: Final = re.compile(r"(\d+)")
 
 Levels = npt.NDArray[np.uint8]
@@ -40,7 +44,7 @@ class _Matrix:
         self.levels: Levels = np.zeros((0, 0), np.uint8)
         self.walls_s: list[int] = []
         self.n_taken = 0
-        self.version = 0
+        self.version = 1 + secrets.randbelow(_MAX_FIRST_VERSION)
 
     def arrange(self, column: RankColumn, n_free: int) -> tuple[Levels, int]:
         """A column's levels by row, rows added for names that are new; and how many found no room.
