@@ -170,3 +170,17 @@ def test_every_version_of_rows_can_be_asked_for_by_a_page(clock, history, monkey
     page.look()
     assert 0 < page.head["version"] < 2**53 - 10**9
     assert _NUMBER.fullmatch(str(page.head["version"] + 10**9))
+
+
+def test_rows_of_a_job_that_just_ended_are_not_sent_again_and_again(clock, history):
+    source = Measured()
+    page = Watcher(history, source)
+    step(clock, history, source, c={f"old{i}": 1 for i in range(100)} | {"n1": 2})
+    page.look()
+    version = page.head["version"]
+    step(clock, history, source, c={"n1": 2})
+    for _ in range(3):
+        clock.advance(SECOND)
+        assert page.look()["old7"] == [1, UNKNOWN, UNKNOWN]
+        assert "names" not in page.head
+    assert page.head["version"] == version

@@ -74,9 +74,11 @@ class _Matrix:
         self.n_taken += 1
 
     def _sort_in(self, new: Sequence[str], present: Sequence[str]) -> None:
-        """Add rows, and drop those that neither report nor have a level left."""
+        """Add rows, and drop those that neither report nor have a level left; the version stays where none is."""
         is_kept = (self.levels != UNKNOWN_LEVEL).any(axis=0)
         is_kept[[self._rows[name] for name in present if name in self._rows]] = True
+        if not new and is_kept.all():
+            return
         kept = [name for name, keep in zip(self.names, is_kept, strict=True) if keep]
         names = sorted([*kept, *new], key=_natural)
         levels = np.full((len(self.levels), len(names)), UNKNOWN_LEVEL, np.uint8)
