@@ -8,6 +8,7 @@ from urllib.parse import parse_qsl
 import httpx
 import pytest
 import yaml
+from prometheus_client.parser import text_string_to_metric_families
 from tests.deploy.promtool import check_page, promtool
 from tests.deploy.series import OF_A_TRACE, declared_names, find_names, is_known
 from tests.deploy.site import DEPLOY, ROOT, read_rules
@@ -23,6 +24,32 @@ TESTS = sorted(FOLDER.glob("*.test.yml"))
 ALERTS = {
     rule["alert"]: rule for rules in read_rules().values() for rule in rules if "alert" in rule
 }
+FIRST_EVENTS = {
+    "ingero_echo_bad_bearers_total": {"outcome": {"refused", "slowed"}},
+    "ingero_echo_commits_total": {"outcome": {"failed"}},
+    "ingero_echo_ingest_requests_total": {
+        "outcome": {
+            *("refused_auth", "refused_acl", "refused_pace", "refused_quota", "refused_load"),
+            *("refused_body", "failed"),
+        }
+    },
+    "ingero_echo_rows_total": {"outcome": {"refused_rows", "refused_full", "refused_disk"}},
+    "ingero_fleet_config_reloads_total": {"result": {"refused", "reverted"}},
+}
+"""Values of labels of which an alert takes some only: each of these is there from the start."""
+
+
+def find_grown():
+    """By name, the labels by which alerts choose among the series of our programs whose growth they take.
+
+    Left out are those of a trace, which needs root (`test_trace_series`), and histograms: a quantile is of many events.
+    """
+    grown = {}
+    for rule in ALERTS.values():
+        for name, chosen in re.findall(r"\b(?:increase|rate)\((\w+)(\{.*?\})?\[", rule["expr"]):
+            if not (OF_A_TRACE.match(name) or name.endswith("_bucket")):
+                grown[name] = grown.get(name, "") + chosen
+    return grown
 
 
 def test_promtool_takes_rules_their_tests_and_the_configuration_by_the_commands_of_the_guide():
@@ -84,6 +111,26 @@ def test_promtool_objects_to_nothing_on_a_page_but_names_that_are_not_ours_to_ch
     assert check_page(page) == []
     if job != "ingero-fleet-data":
         assert promtool("check", "metrics", input=page) == (0, "")
+
+
+@pytest.mark.parametrize("name", sorted(find_grown()))
+def test_series_whose_growth_an_alert_takes_is_there_before_its_first_event(site, name):
+    """A series that begins at 1 has grown by nothing for Prometheus, so that the first event raises no alert."""
+    found = [
+        sample.labels
+        for page in site.pages.values()
+        for family in text_string_to_metric_families(page.read())
+        for sample in family.samples
+        if sample.name == name
+    ]
+    assert found
+    for label, values in FIRST_EVENTS.get(name, {}).items():
+        assert {labels[label] for labels in found} >= values
+
+
+def test_series_that_an_alert_takes_by_a_label_have_their_values_named_here():
+    chosen = {name for name, labels in find_grown().items() if labels}
+    assert chosen <= FIRST_EVENTS.keys()
 
 
 def parse_link(link):

@@ -270,6 +270,8 @@ class OwnTelemetry:
         self.started_mono_ns = 0
         self._clock = clock
         self._servers: list[AsgiServer] = []
+        for result in ("applied", "refused", "reverted"):  # there from the start, for alerts
+            self.registry.counter(RELOADS).bound(result=result)
         self.registry.gauge(UPTIME).watch(self._read_uptime_s)
         self.registry.gauge(MEMORY).watch(
             lambda: read_resident_bytes() + self.workers.sum_resident_bytes()

@@ -7,6 +7,7 @@ import ctypes.util
 import subprocess
 import sys
 import threading
+from typing import ClassVar
 
 import pytest
 
@@ -337,6 +338,32 @@ class Failing:
 
     def take_errors(self):
         return [Xid(0, 79, 0)] * 3000
+
+
+class Healthy(Failing):
+    """A driver with two devices and no error yet."""
+
+    errors: ClassVar[list[Xid]] = []
+
+    def read(self):
+        return [GpuReading(0, uuid="GPU-a"), GpuReading(1, uuid="GPU-b")]
+
+    def take_errors(self):
+        return self.errors
+
+
+def test_critical_errors_of_each_device_are_a_series_before_the_first_one():
+    driver = Healthy()
+    watch = GpuWatch(driver, ManualClock())
+
+    def read():
+        watch.sample()
+        found = read_page(watch)
+        return [found.get(f'gpu_xid_errors_total{{gpu_uuid="GPU-{one}"}}') for one in "ab"]
+
+    assert read() == [0, 0]
+    driver.errors = [Xid(1, 79, 0)]
+    assert read() == [0, 1]
 
 
 def test_rows_that_nobody_took_in_time_are_a_series():

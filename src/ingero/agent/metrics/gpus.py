@@ -166,6 +166,8 @@ class GpuWatch:
         uuids = {reading.index: reading.uuid for reading in readings}
         with self._lock:
             self._readings, self._sampled_ns = readings, mono_ns
+            # Of each device from the start: what begins at 1 has grown by nothing for an alert.
+            self._xids.update(dict.fromkeys(uuids.values(), 0))
             self._xids.update(uuids.get(error.index, "") for error in errors)
             if sum(map(len, self._waiting)) + len(rows) > _MAX_WAITING:
                 self.n_dropped += len(rows)

@@ -103,7 +103,9 @@ class RequestAdmission:
         self._by_bearer = RateLimiter(config.rate_per_second, config.rate_burst, clock)
         self._by_address = RateLimiter(config.rate_per_second, config.rate_burst, clock)
         self._bad_by_address = RateLimiter(_BAD_PER_SECOND, _BAD_BURST, clock)
-        self._bad = meter.counter(BAD_BEARERS)
+        bad = meter.counter(BAD_BEARERS)
+        self._count_refused = bad.bound(outcome="refused")
+        self._count_slowed = bad.bound(outcome="slowed")
         self.in_flight: Counter[str] = Counter()
 
     def admit(
@@ -148,9 +150,11 @@ class RequestAdmission:
 
     def _refuse_bad(self, address: str) -> ErrorReply:
         """Good tokens of the same address are not slowed: others behind one proxy must not be locked out."""
-        is_slowed = self._bad_by_address.take(address) > 0
-        self._bad.add(1, outcome="slowed" if is_slowed else "refused")
-        return SLOWED if is_slowed else BAD_BEARER
+        if self._bad_by_address.take(address) > 0:
+            self._count_slowed(1)
+            return SLOWED
+        self._count_refused(1)
+        return BAD_BEARER
 
 
 class RequestMiddleware:
