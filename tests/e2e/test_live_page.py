@@ -9,7 +9,7 @@ import httpx
 import pytest
 from tests.deploy.site import Site, site_config
 from tests.e2e.agents import Agents
-from tests.support.browser import LOST, lose_first, open_browser, read_statuses, watch_faults
+from tests.support.browser import LOST, lose_first, open_browser, read_statuses, stall, watch_faults
 
 from ingero.testing.fleet import run_fleet
 from ingero.testing.waiting import wait_until
@@ -185,6 +185,24 @@ def test_a_page_that_was_opened_before_fleet_answered_comes_to_life(visit):
     page = visit("#measure=score", n_lost=2)
     assert set(read_statuses(page)) == {"Fleet does not answer. Is it still running?"}
     page.wait_for_selector("#status:empty", state="attached")
+
+
+def test_a_connection_that_went_dead_is_noticed_and_left(visit):
+    page = visit("#measure=score")
+    stall(page, re.compile("/live/levels|/api/v1/admin/"), 10_000)
+    silent = "text=Fleet does not answer. Is it still running?"
+    page.wait_for_selector(f"#status >> {silent}", timeout=10_000)
+    page.unroute_all(behavior="ignoreErrors")
+    with page.expect_response("**/live/levels*"):
+        page.wait_for_selector("#status:empty", state="attached")
+
+
+def test_a_page_that_is_looked_at_again_asks_at_once(visit):
+    page = visit("#measure=score")
+    page.evaluate("window.setTimeout = () => 0")
+    page.wait_for_timeout(2500)  # no timer of the page is left
+    with page.expect_request("**/live/levels*"), page.expect_request("**/admin/clusters*"):
+        page.evaluate("document.dispatchEvent(new Event('visibilitychange'))")
 
 
 def test_programs_get_json_where_browsers_get_the_page(fleet):

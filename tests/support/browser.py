@@ -87,6 +87,17 @@ def lose_first(page: Page, pattern: str, times: int = 1) -> list[str]:
     return lost
 
 
+def stall(page: Page, pattern: str, patience_ms: int) -> None:
+    """Leave every request without an answer, as a connection does that is dead at its other end; the page's patience is
+    cut to what a test can wait for. `Page.unroute_all` ends it."""
+    page.evaluate(
+        "patience => { const real = setTimeout;"
+        " window.setTimeout = (run, ms, ...more) => real(run, ms === patience ? 300 : ms, ...more); }",
+        patience_ms,
+    )
+    page.route(pattern, lambda route: None)
+
+
 def read_statuses(page: Page) -> list[str]:
     """What the page's status line has said since `lose_first`, in its order."""
     return page.evaluate("statuses")

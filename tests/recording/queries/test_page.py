@@ -6,7 +6,7 @@ from contextlib import closing
 
 import anyio.from_thread
 import pytest
-from tests.support.browser import LOST, lose_first, open_browser, read_statuses, watch_faults
+from tests.support.browser import LOST, lose_first, open_browser, read_statuses, stall, watch_faults
 
 from ingero.config import Endpoint
 from ingero.model.events import Source
@@ -196,6 +196,15 @@ def test_what_could_not_be_judged_breaks_no_rule_of_accessibility(visit, data_di
     assert "UNKNOWN" in show(page, "incidents")
     found = Axe().run(page).response["violations"]
     assert [(one["id"], one["nodes"][0]["html"][:200]) for one in found] == []
+
+
+def test_a_server_that_is_silent_for_long_is_said_to_be(visit, cluster):
+    page = visit(cluster)
+    show(page, "incidents")
+    stall(page, "**/api/v1/*", 120_000)
+    page.wait_for_selector("#status >> text=/^The server does not answer/", timeout=10_000)
+    page.unroute_all(behavior="ignoreErrors")
+    page.wait_for_selector("#status:empty", state="attached")
 
 
 def test_a_request_that_was_lost_is_sent_again_and_nobody_reads_of_it(visit, cluster):

@@ -22,16 +22,39 @@ export class Refused extends Error {}
 // A reading request that no answer came to is sent once more: a browser cancels what connects while any interface of its machine
 // comes or goes (a VPN, a container), and the server is there.
 const AGAIN_MS = 300;
-export async function reach(address, options, silent) {
+const PATIENCE_MS = 120000; // answers about a large recording take long
+export async function reach(address, options, silent, patience_ms = PATIENCE_MS) {
   try {
-    return await fetch(address, options);
-  } catch {
+    return await fetchWhole(address, options, patience_ms);
+  } catch (error) {
+    if (error.name === "AbortError") throw new Error(silent);
     await new Promise((resolve) => setTimeout(resolve, AGAIN_MS));
   }
   try {
-    return await fetch(address, options);
+    return await fetchWhole(address, options, patience_ms);
   } catch {
     throw new Error(silent);
+  }
+}
+
+// Given up when nothing came for so long: a connection may be dead at its other end only. A large answer over a slow line has
+// all the time that it needs.
+async function fetchWhole(address, options, patience_ms) {
+  const control = new AbortController();
+  const light = () => setTimeout(() => control.abort(), patience_ms);
+  let fuse = light();
+  try {
+    const answer = await fetch(address, { ...options, signal: control.signal });
+    const parts = [];
+    const reader = answer.body && answer.body.getReader();
+    for (let part = reader && (await reader.read()); part && !part.done; part = await reader.read()) {
+      clearTimeout(fuse);
+      fuse = light();
+      parts.push(part.value);
+    }
+    return new Response(parts.length ? new Blob(parts) : null, { status: answer.status, headers: answer.headers });
+  } finally {
+    clearTimeout(fuse);
   }
 }
 

@@ -5,6 +5,7 @@ import { count, get, make, note, reach, table } from "/live/parts.js";
 
 const LEVELS_MS = 500;
 const TABLES_MS = 2000;
+const PATIENCE_MS = 10000;
 const COLORS = 6;
 const LISTED = 16; // ranks of one deadlock
 const heat = new Heat(get("canvas"));
@@ -15,7 +16,7 @@ let picked = null; // {row, x}
 let round = 0; // of the newest request for levels: an older answer is dropped
 
 async function ask(path, query = {}) {
-  const answer = await reach(`${path}?${new URLSearchParams(query)}`, {}, "Fleet does not answer. Is it still running?");
+  const answer = await reach(`${path}?${new URLSearchParams(query)}`, {}, "Fleet does not answer. Is it still running?", PATIENCE_MS);
   if (answer.ok) return answer;
   const body = await answer.json().catch(() => ({ error: `HTTP ${answer.status}` }));
   throw Object.assign(new Error(body.error), { status: answer.status });
@@ -260,16 +261,24 @@ async function updateTables() {
   draw("hang", await admin("hang", { cluster_id: state.cluster }).catch(nothing), buildHang);
 }
 
-async function repeat(update, interval_ms) {
-  if (get("follow").checked && !document.hidden) {
-    try {
-      await update();
-      get("status").textContent = "";
-    } catch (error) {
-      get("status").textContent = error.message;
+// On a timer, and at once when the page is looked at again; what a round says that a newer one overtook is dropped.
+function repeat(update, interval_ms) {
+  let timer = 0;
+  let newest = 0;
+  const run = async () => {
+    clearTimeout(timer);
+    const mine = ++newest;
+    let failure;
+    if (get("follow").checked && !document.hidden) {
+      failure = "";
+      await update().catch((error) => { failure = error.message; });
     }
-  }
-  setTimeout(repeat, interval_ms, update, interval_ms);
+    if (mine !== newest) return;
+    if (failure !== undefined) get("status").textContent = failure;
+    timer = setTimeout(run, interval_ms);
+  };
+  document.addEventListener("visibilitychange", () => { if (!document.hidden) run(); });
+  run();
 }
 
 get("cluster").addEventListener("change", () => { remember({ cluster: get("cluster").value, row: "", at: "" }); chooseMeasure(); updateTables(); });
