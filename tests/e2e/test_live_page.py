@@ -124,6 +124,15 @@ def test_ranks_that_wait_for_each_other_are_a_row_and_no_job_that_moves(visit):
     assert rows[1][1] == "99"
 
 
+def test_verdicts_of_a_judge_that_does_not_keep_up_are_called_old(visit):
+    page = visit()
+    assert "old" not in page.inner_text("#findings")
+    answer = {"total": 0, "findings": [], "age_s": 41.6}
+    page.route("**/api/v1/admin/findings*", lambda route: route.fulfill(json=answer))
+    page.wait_for_selector("#findings >> text=Verdicts are 42 s old.")
+    assert "Nothing is said against any rank." in page.inner_text("#findings")
+
+
 def test_a_link_from_an_alert_opens_what_it_names_and_the_address_follows_the_mark(visit):
     page = visit("#cluster=job&measure=score&row=node5")
     page.wait_for_selector("#picked >> text=node5, now: 0.40")

@@ -106,3 +106,28 @@ def test_evidence_that_cannot_be_judged_keeps_no_hang_back():
     assert judged.host.read("ingero_fleet_nccl_evicted_total", what="evidence") == 1
     assert [row.event_name for row in judged.records(HANG_EVENT)] == [HANG_EVENT]
     assert judged.host.read("ingero_fleet_nccl_missing_ranks", cluster_id="c") == 1
+
+
+AGE = "ingero_fleet_nccl_verdict_age_seconds"
+
+
+def test_verdicts_of_a_judge_that_is_stuck_grow_older_and_go_with_their_cluster():
+    judged = Judged()
+    for run in job(slow=3):
+        judged.push([run])
+    judged.round()
+    assert judged.host.read(AGE, cluster_id="c") == 0
+    judged.host.clock.advance(70 * NS_PER_S)
+    assert judged.host.read(AGE, cluster_id="c") == 70
+    judged.host.clock.advance(3600 * NS_PER_S)
+    judged.round()
+    assert judged.host.read(AGE, cluster_id="c") is None
+
+
+def test_verdicts_of_a_processor_that_was_stopped_have_no_age():
+    judged = Judged()
+    for run in job(slow=3):
+        judged.push([run])
+    judged.round()
+    asyncio.run(judged.pipe.stop())
+    assert judged.host.read(AGE, cluster_id="c") is None

@@ -9,6 +9,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from typing import Final
 
 from ingero.fleet.component import Host
@@ -22,6 +23,7 @@ from ingero.fleet.processors.collectives.state import CollectivesState
 from ingero.model.diagnosis import Diagnosis
 from ingero.model.hang import HangReport, HangRoot
 from ingero.model.verdicts import Verdict
+from ingero.telemetry.clock import Clock
 from ingero.telemetry.limited import RateLimitedLog
 from ingero.telemetry.metrics import MeterRegistry
 from ingero.units import NS_PER_S
@@ -96,7 +98,8 @@ class EvaluationThread:
 class StateGauges:
     """The service's own gauges about each cluster; those of a cluster that is forgotten are removed."""
 
-    def __init__(self, meter: MeterRegistry) -> None:
+    def __init__(self, meter: MeterRegistry, clock: Clock) -> None:
+        self._clock = clock
         self._workers = meter.gauge(telemetry.VERDICTS)
         self._age = meter.gauge(telemetry.AGE)
         self._missing = meter.gauge(telemetry.MISSING)
@@ -106,8 +109,8 @@ class StateGauges:
         self._hanging: set[str] = set()
         self._catching_up: set[str] = set()
 
-    def show_verdicts(self, conclusions: Mapping[str, Conclusion], now_ns: int) -> None:
-        """Set the number of workers by verdict, and the age of the verdicts."""
+    def show_verdicts(self, conclusions: Mapping[str, Conclusion]) -> None:
+        """Set the number of workers by verdict, and since when the verdicts grow older."""
         for cluster_id in self._kinds.keys() - conclusions.keys():
             for kind in self._kinds.pop(cluster_id):
                 self._workers.remove(cluster_id=cluster_id, verdict=kind)
@@ -119,7 +122,17 @@ class StateGauges:
             for kind, n_workers in kinds.items():
                 self._workers.set(n_workers, cluster_id=cluster_id, verdict=kind)
             self._kinds[cluster_id] = kinds
-            self._age.set((now_ns - conclusion.judged_ns) / NS_PER_S, cluster_id=cluster_id)
+            # Asked for at each scrape: a round that does not end sets nothing.
+            read_age = partial(self._read_age_s, conclusion.judged_ns)
+            self._age.watch(read_age, cluster_id=cluster_id)
+
+    def forget_ages(self) -> None:
+        """Nothing is judged any more, so that the verdicts have no age that matters."""
+        for cluster_id in self._kinds:
+            self._age.remove(cluster_id=cluster_id)
+
+    def _read_age_s(self, judged_ns: int) -> float:
+        return (self._clock.mono_ns() - judged_ns) / NS_PER_S
 
     def show_late(self, late_ns: Mapping[str, int]) -> None:
         """Set how late the evidence is of which nothing is concluded."""
@@ -151,7 +164,7 @@ class Evaluation:
         self._state = state
         self._clock = host.clock
         self._reports = PipelineReports(state, host)
-        self._gauges = StateGauges(host.meter)
+        self._gauges = StateGauges(host.meter, host.clock)
         self._log = EventLog(host.clock)
         self._hangs = HangTracker()
         self._count_refused = host.meter.counter(telemetry.REFUSED).bound(reason=CAP)
@@ -197,7 +210,7 @@ class Evaluation:
             self._reports.send_diagnoses(explained)
         self._reports.send_due_costs(conclusions, now_ns)
         self._reports.send_gauge_lags(state.gauges.take_lags(now_ns))
-        self._gauges.show_verdicts(conclusions, now_ns)
+        self._gauges.show_verdicts(conclusions)
         late_ns = state.engine.find_late_ns()
         self._gauges.show_late(late_ns)
         self._log.write_late(late_ns)
@@ -214,5 +227,6 @@ class Evaluation:
         self._log.flush()
 
     def finish(self) -> None:
-        """Report the costs that are not reported yet."""
+        """No round follows: report the costs that are not reported yet."""
+        self._gauges.forget_ages()
         self._reports.send_costs(self._state.engine.conclusions())

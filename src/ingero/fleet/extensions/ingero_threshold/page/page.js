@@ -6,6 +6,7 @@ import { count, get, make, note, reach, table } from "/live/parts.js";
 const LEVELS_MS = 500;
 const TABLES_MS = 2000;
 const PATIENCE_MS = 10000;
+const OLD_S = 10; // verdicts of a judge that keeps up are half as old
 const COLORS = 6;
 const LISTED = 16; // ranks of one deadlock
 const heat = new Heat(get("canvas"));
@@ -160,9 +161,10 @@ function rowButton(one) {
   return button;
 }
 
-function buildFindings({ total, findings }) {
-  if (!total) return [note("Nothing is said against any rank.")];
-  return [table("findings", `${count(total)} of this cluster's ranks, costliest first`, [
+function buildFindings({ total, findings, old_s }) {
+  const age = old_s ? [note(`Verdicts are ${old_s} s old.`)] : [];
+  if (!total) return [...age, note("Nothing is said against any rank.")];
+  return [...age, table("findings", `${count(total)} of this cluster's ranks, costliest first`, [
     ["Rank", (one) => [rowButton(one)]],
     ["Verdict", (one) => one.verdict],
     ["Cause", (one) => one.cause || one.reason || "asked, or not known"],
@@ -257,7 +259,8 @@ async function updateTables() {
   if (get("summary").textContent !== summary) get("summary").textContent = summary;
   const nothing = (error) => { if (error.status !== 404) throw error; return null; };
   const found = await admin("findings", { cluster_id: state.cluster }).catch(nothing);
-  draw("findings", found ? { total: found.total, findings: found.findings } : { total: 0, findings: [] }, buildFindings);
+  const { total, findings, age_s } = found || { total: 0, findings: [], age_s: 0 };
+  draw("findings", { total, findings, old_s: age_s > OLD_S ? Math.round(age_s) : 0 }, buildFindings);
   draw("hang", await admin("hang", { cluster_id: state.cluster }).catch(nothing), buildHang);
 }
 
