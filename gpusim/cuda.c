@@ -496,6 +496,13 @@ API int cuEventRecord(sim_event_t event, sim_stream_t stream)
 	return SIM_SUCCESS;
 }
 
+void sim_stream_follow(sim_stream_t stream, sim_event_t event)
+{
+	u64 until = sim_stream_busy_until(stream);
+
+	real(stream)->busy_until = event->done_at > until ? event->done_at : until;
+}
+
 API int cuEventQuery(sim_event_t event)
 {
 	return sim_now_ns() >= event->done_at ? SIM_SUCCESS : SIM_NOT_READY;

@@ -252,7 +252,8 @@ API int cudaEventSynchronize(sim_event_t event)
 
 API int cudaStreamWaitEvent(sim_stream_t stream, sim_event_t event, unsigned flags)
 {
-	(void)stream, (void)event, (void)flags;
+	(void)flags;
+	sim_stream_follow(stream, event);
 	return SIM_SUCCESS;
 }
 

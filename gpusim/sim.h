@@ -64,6 +64,8 @@ void sim_sleep_until(u64 mono_ns);
 u64 sim_setting(const char *name, u64 otherwise);
 u64 sim_stream_busy_until(sim_stream_t stream);
 void sim_stream_push(sim_stream_t stream, u64 duration_ns);
+/* What comes on the stream begins when the event has happened. */
+void sim_stream_follow(sim_stream_t stream, sim_event_t event);
 /* Kernels, which wait for those of other processes where the device is shared. */
 void sim_kernels_push(sim_stream_t stream, u64 n_kernels);
 /* Register something to wait for before a stream's time is known; `wait` returns the time at which it was done. */

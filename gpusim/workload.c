@@ -495,10 +495,14 @@ void ranks(void)
 	u64 slow_rank = knob("slow_rank", -1ull), slow_from = knob("slow_from", 0), slow_ns = knob("slow_us", 0) * 1000;
 	comm_t comm = NULL, half = NULL;
 	struct unique_id id;
-	sim_stream_t stream;
+	sim_stream_t stream, own;
+	sim_event_t ready, done;
 
 	CALL(cudaSetDevice, 0, from_environment("LOCAL_RANK", 0));
 	cudaStreamCreate(&stream);
+	cudaStreamCreate(&own);
+	cudaEventCreate(&ready);
+	cudaEventCreate(&done);
 	share_id(&id, rank, nranks);
 	make_comm(&comm, nranks, &id, rank);
 	fact("rank", "%llu", rank);
@@ -517,7 +521,15 @@ void ranks(void)
 		if ((u64)rank == slow_rank && i >= slow_from)
 			rest(slow_ns);
 		step(stream, kernels);
-		CALL(ncclAllReduce, count * 4, NULL, NULL, count, FLOAT, 0, comm, stream);
+		if (knob("own_stream", 0)) { /* as PyTorch's process groups do it */
+			CALL(cudaEventRecord, 0, ready, stream);
+			CALL(cudaStreamWaitEvent, 0, own, ready, 0);
+			CALL(ncclAllReduce, count * 4, NULL, NULL, count, FLOAT, 0, comm, own);
+			CALL(cudaEventRecord, 0, done, own);
+			CALL(cudaStreamWaitEvent, 0, stream, done, 0);
+		} else {
+			CALL(ncclAllReduce, count * 4, NULL, NULL, count, FLOAT, 0, comm, stream);
+		}
 		if (half) {
 			CALL(ncclGroupStart, 0);
 			CALL(ncclAllGather, 1031 * 2, NULL, NULL, 1031, BFLOAT16, half, stream);

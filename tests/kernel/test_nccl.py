@@ -4,6 +4,8 @@ import pytest
 
 from ingero.agent.capture.kernel.abi import Flag, get_dtype
 from ingero.agent.capture.probes.engine import EngineSettings
+from ingero.agent.collectives.host import CollectiveTracker
+from ingero.model.collectives import ClockKind
 from ingero.model.events import NcclOp, Source
 from ingero.sim.runner import SimSettings, Simulation
 
@@ -71,6 +73,23 @@ def test_a_split_communicator_has_a_hash_of_its_own_and_its_own_ranks(trace_sim)
         reduced = traced.calls(account["pid"], Source.NCCL, NcclOp.ALL_REDUCE, "collectives")
         assert set(reduced["group_id"]) == {0}
         assert set(reduced["rank"]) == {account["rank"]}
+
+
+def test_the_end_of_a_collective_on_a_stream_of_its_own_is_known(trace_sim):
+    traced = trace_sim("ranks", n_ranks=2, steps=20, own_stream=1)
+    tracker = CollectiveTracker()
+    tracker.add_calls(traced.records["kept_calls"])
+    tracker.add_collectives(traced.records["collectives"])
+    runs = tracker.take(0, None)
+    for account in traced.accounts:
+        (run,) = (run for run in runs if run.pid == account["pid"])
+        assert run.clock is ClockKind.SYNC
+        assert run.ops["seq"].tolist() == list(range(1, 23))
+        assert (run.ops["inside_ns"] > 0).all()
+        is_own_known = run.ops["own_ns"] >= 0
+        assert (
+            is_own_known.tolist() == [False] * 20 + [True] * 2
+        )  # the last two are on the waiting stream
 
 
 def test_a_destroyed_communicator_is_forgotten(start_engine):

@@ -2,8 +2,8 @@
 
 The one definition: the kernel's probes, the recorder, the rules that read a recording, and the tests use it. An
 operation that judges (what a rank waited for, what a process holds, what failed) is never sampled. What is sampled is
-frequent and says little call by call; its rows carry in ``weight`` the calls they stand for. ``cudaEventRecord`` is
-among the never sampled because it says what a later wait for the event waited for.
+frequent and says little call by call; its rows carry in ``weight`` the calls they stand for. ``cudaEventRecord`` and
+``cudaStreamWaitEvent`` are among the never sampled because they say what a later wait waited for.
 """
 
 from __future__ import annotations
@@ -43,7 +43,6 @@ _SAMPLED: Final[dict[Source, tuple[IntEnum, ...]]] = {
         CudaOp.MEMSET,
         CudaOp.PREFETCH,
         CudaOp.SET_DEVICE,
-        CudaOp.STREAM_WAIT_EVENT,
         CudaOp.EVENT_QUERY,
         CudaOp.STREAM_QUERY,
     ),

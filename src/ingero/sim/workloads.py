@@ -89,6 +89,7 @@ WORKLOADS: Final = (
             "slow_from": 0,
             "slow_us": 0,
             "split": 0,
+            "own_stream": 0,
             "init": 0,
         },
         n_ranks=4,

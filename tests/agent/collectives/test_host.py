@@ -99,6 +99,105 @@ def test_event_wait_ends_only_what_was_enqueued_before_the_event_was_recorded():
     assert tracker.positions(42)[f"{COMM:016x}"].left == 1
 
 
+def in_one_batch(*calls):
+    """Records of calls as one reading of their ring gives them: in the order in which the calls ended."""
+    records = np.concatenate(calls)
+    ends = records["header"]["mono_ns"].astype(np.int64) + records["duration_ns"].astype(np.int64)
+    return records[np.argsort(ends, kind="stable")]
+
+
+def test_each_wait_for_an_event_means_the_record_before_it_though_all_are_read_at_once():
+    calls = in_one_batch(
+        *(call(CudaOp.EVENT_RECORD, at, stream=7, handle=99) for at in (2_000, 32_000, 62_000)),
+        *(call(CudaOp.EVENT_SYNC, at, 17_000, handle=99) for at in (3_000, 33_000, 63_000)),
+    )
+    _, (run,) = take(
+        [collective(at, 1 + at // 30_000, call_ns=1_000) for at in (0, 30_000, 60_000)], [calls]
+    )
+    assert run.clock is ClockKind.SYNC
+    assert run.ops["inside_ns"].tolist() == [20_000, 20_000, 20_000]
+    assert run.ops["own_ns"].tolist() == [UNKNOWN_NS, 10_000, 10_000]
+
+
+def test_a_wait_for_an_event_does_not_mean_a_record_that_another_thread_made_meanwhile():
+    _, (run,) = take(
+        [collective(1000, 1), collective(2000, 2)],
+        [
+            call(CudaOp.EVENT_RECORD, 1500, stream=7, handle=99),
+            call(CudaOp.EVENT_RECORD, 2500, stream=7, handle=99),
+            call(CudaOp.EVENT_SYNC, 1600, 2400, handle=99),
+        ],
+    )
+    assert (run.ops["seq"].tolist(), run.ops["inside_ns"].tolist()) == ([1], [3000])
+
+
+def test_a_stream_that_waits_for_an_event_of_another_ends_what_that_had_been_given():
+    # As PyTorch does it: the collective's stream waits for the current one and the other way round.
+    _, (run,) = take(
+        [collective(1000, 1), collective(3000, 2)],
+        [
+            in_one_batch(
+                call(CudaOp.EVENT_RECORD, 900, stream=0, handle=1),
+                call(CudaOp.STREAM_WAIT_EVENT, 910, stream=7, handle=1),
+                call(CudaOp.EVENT_RECORD, 1100, stream=7, handle=2),
+                call(CudaOp.STREAM_WAIT_EVENT, 1200, stream=0, handle=2),
+                call(CudaOp.STREAM_SYNC, 1300, 700, stream=0),
+                call(CudaOp.EVENT_RECORD, 3100, stream=7, handle=2),
+                call(CudaOp.STREAM_SYNC, 3150, 850, stream=0),
+                call(CudaOp.STREAM_WAIT_EVENT, 4100, stream=0, handle=2),
+                call(CudaOp.STREAM_SYNC, 4200, 800, stream=0),
+            )
+        ],
+    )
+    assert run.clock is ClockKind.SYNC
+    assert run.ops["seq"].tolist() == [1, 2]
+    assert run.ops["inside_ns"].tolist() == [1000, 2000]
+    assert run.ops["own_ns"].tolist() == [
+        UNKNOWN_NS,
+        UNKNOWN_NS,
+    ]  # the device decides when they begin
+
+
+def test_an_event_on_the_waiting_stream_stands_for_what_that_stream_waited_for():
+    _, (run,) = take(
+        [collective(1000, 1, stream=5)],
+        [
+            call(CudaOp.EVENT_RECORD, 1100, stream=5, handle=1),
+            call(CudaOp.STREAM_WAIT_EVENT, 1200, stream=6, handle=1),
+            call(CudaOp.EVENT_RECORD, 1300, stream=6, handle=2),
+            call(CudaOp.STREAM_WAIT_EVENT, 1400, stream=0, handle=2),
+            call(CudaOp.EVENT_RECORD, 1500, stream=0, handle=3),
+            call(CudaOp.EVENT_SYNC, 1600, 400, handle=3),
+        ],
+    )
+    assert run.ops["inside_ns"].tolist() == [1000]
+
+
+def test_of_two_waits_the_one_that_ended_first_is_the_end():
+    _, (run,) = take(
+        [collective(1000, 1)],
+        [
+            call(CudaOp.STREAM_SYNC, 1010, 990, stream=7),
+            call(CudaOp.STREAM_SYNC, 1020, 480, stream=7),
+        ],
+    )
+    assert run.ops["inside_ns"].tolist() == [500]
+
+
+def test_a_rank_that_was_idle_for_a_fortnight_says_that_its_own_time_is_not_known():
+    later = 14 * 24 * 3600 * 10**9
+    _, (run,) = take(
+        [collective(1000, 1), collective(later, 2)],
+        [
+            call(CudaOp.STREAM_SYNC, 1010, 490, stream=7),
+            call(CudaOp.STREAM_SYNC, later + 10, 490, stream=7),
+        ],
+        at_ns=later + LATER,
+    )
+    assert run.ops["own_ns"].tolist() == [UNKNOWN_NS, UNKNOWN_NS]
+    assert run.ops["inside_ns"].tolist() == [500, 500]
+
+
 def test_own_time_of_a_batch_counts_from_the_collective_enqueued_before():
     _, (run,) = take(
         [collective(1000, 1, call_ns=10), collective(1500, 2, call_ns=10)],

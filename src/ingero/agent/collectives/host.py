@@ -8,6 +8,8 @@ Gloo's calls return when they are over, so that their end needs no synchronisati
 their place in the job's store, which two jobs may have in common: `CollectiveTracker.note_job` tells jobs apart.
 
 Own time is what the host spent since it left its previous operation with others, or the synchronisation that ended one.
+An operation on a stream of its own, whose end is known because the stream that the host waits for waits for that one,
+has none: it begins on the device when the work before it is over, not when the host enqueues it.
 
 Lossy: operations on communicators whose identity is not known, made before the probes or never asked for
 (`CollectiveTracker.n_unknown`), and point-to-point operations, which have no sequence number, are not reported; what
@@ -19,15 +21,18 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass, field
+from enum import IntEnum
 from typing import Any, Final
 
 import numpy as np
 
 from ingero.agent.capture.kernel.abi import Flag
+from ingero.agent.collectives.stream_order import StreamOrder
 from ingero.model.arrays import IntArray, Records
 from ingero.model.collectives import COLLECTIVE_OP, UNKNOWN_NS, ClockKind, CollectiveOp
 from ingero.model.events import CudaOp, DriverOp, NcclOp, Source
 from ingero.units import NS_PER_MS, NS_PER_S
+from ingero.wire.collectives import MAX_DURATION_NS
 
 SETTLE_NS: Final = 100 * NS_PER_MS
 """How long a record waits for older ones of other rings, which are read one after the other."""
@@ -35,9 +40,32 @@ ENQUEUE_AFTER_NS: Final = 2 * NS_PER_S
 """A collective whose end is not known this long after later ones ended goes out without it."""
 MAX_PENDING: Final = 4096
 _EVERY_STREAM: Final = -1
-_EVENTS_REMEMBERED: Final = 4096
+_N_OPS: Final = 64
 
-_OPS: Final = np.zeros(64, np.uint8)
+
+class _Act(IntEnum):
+    RECORD = 1
+    ORDER = 2
+    WAIT_STREAM = 3
+    WAIT_EVENT = 4
+    WAIT_DEVICE = 5
+
+
+_FOLLOWED: Final = np.zeros((256, _N_OPS), np.uint8)
+"""By source and operation of a call: what it means for streams; 0 nothing."""
+for _source, _call, _act in (
+    (Source.CUDA, CudaOp.EVENT_RECORD, _Act.RECORD),
+    (Source.CUDA, CudaOp.STREAM_WAIT_EVENT, _Act.ORDER),
+    (Source.CUDA, CudaOp.STREAM_SYNC, _Act.WAIT_STREAM),
+    (Source.DRIVER, DriverOp.STREAM_SYNC, _Act.WAIT_STREAM),
+    (Source.CUDA, CudaOp.EVENT_SYNC, _Act.WAIT_EVENT),
+    (Source.DRIVER, DriverOp.EVENT_SYNC, _Act.WAIT_EVENT),
+    (Source.CUDA, CudaOp.DEVICE_SYNC, _Act.WAIT_DEVICE),
+    (Source.DRIVER, DriverOp.CTX_SYNC, _Act.WAIT_DEVICE),
+):
+    _FOLLOWED[_source, _call] = _act
+
+_OPS: Final = np.zeros(_N_OPS, np.uint8)
 for _nccl, _op in (
     (NcclOp.ALL_REDUCE, CollectiveOp.ALL_REDUCE),
     (NcclOp.ALL_GATHER, CollectiveOp.ALL_GATHER),
@@ -65,16 +93,19 @@ ROW: Final = np.dtype([
     ("n_bytes", "<i8"),
     ("op", "u1"),
     ("is_told", "?"),
+    ("is_ordered", "?"),
 ])
 """One operation of one process with others; ``leave_ns`` is UNKNOWN_NS until its end is known. Monotonic clock.
 
-One that is not reported has no sequence or no known communicator; it ends what its process did by itself."""
+One that is not reported has no sequence or no known communicator; it ends what its process did by itself. The end of
+one that is ordered is known from a wait for another stream."""
 
 _WAIT: Final = np.dtype([
     ("pid", "<u4"),
     ("stream", "<i8"),
     ("entry_ns", "<i8"),
     ("exit_ns", "<i8"),
+    ("is_ordered", "?"),
 ])
 
 
@@ -126,7 +157,7 @@ class CommPosition:
 class _Process:
     pending: Records = field(default_factory=lambda: np.zeros(0, ROW))
     host_free_ns: int = UNKNOWN_NS
-    marks: dict[int, tuple[int, int]] = field(default_factory=dict)
+    order: StreamOrder = field(default_factory=StreamOrder)
     positions: dict[str, CommPosition] = field(default_factory=dict)
 
 
@@ -195,35 +226,39 @@ class CollectiveTracker:
     def add_calls(self, records: Records) -> None:
         """Take ``struct ig_call`` records, shape (n,): what waits for a stream, an event or a device."""
         records = records[((records["flags"] & Flag.NESTED) == 0) & (records["rc"] == 0)]
-        cuda, driver = records["source"] == Source.CUDA, records["source"] == Source.DRIVER
-        op = records["op"]
-        for mark in records[cuda & (op == CudaOp.EVENT_RECORD)]:
-            self._note_mark(mark)
-        is_stream = (cuda & (op == CudaOp.STREAM_SYNC)) | (driver & (op == DriverOp.STREAM_SYNC))
-        is_device = (cuda & (op == CudaOp.DEVICE_SYNC)) | (driver & (op == DriverOp.CTX_SYNC))
-        is_event = (cuda & (op == CudaOp.EVENT_SYNC)) | (driver & (op == DriverOp.EVENT_SYNC))
-        records = records[is_stream | is_device | is_event]
+        records = records[_FOLLOWED[records["source"], np.minimum(records["op"], _N_OPS - 1)] > 0]
         if not len(records):
             return
-        waits = np.zeros(len(records), _WAIT)
-        waits["pid"] = records["pid"]
-        waits["entry_ns"] = records["header"]["mono_ns"]
-        waits["exit_ns"] = waits["entry_ns"] + records["duration_ns"].astype(np.int64)
-        waits["stream"] = records["stream"].astype(np.int64)
-        waits["stream"][is_device[is_stream | is_device | is_event]] = _EVERY_STREAM
-        is_known = np.ones(len(waits), bool)
-        for at in np.flatnonzero(is_event[is_stream | is_device | is_event]):
-            mark = self._process(int(waits["pid"][at])).marks.get(int(records["handle"][at]))
-            is_known[at] = mark is not None
-            if mark is not None:  # ends what was enqueued before the event was recorded
-                waits["stream"][at], waits["entry_ns"][at] = mark
-        self._waits.append(waits[is_known])
-
-    def _note_mark(self, mark: np.void) -> None:
-        marks = self._process(int(mark["pid"])).marks
-        if len(marks) >= _EVENTS_REMEMBERED:
-            marks.clear()
-        marks[int(mark["handle"])] = (int(np.int64(mark["stream"])), int(mark["header"]["mono_ns"]))
+        # By the begin of each call: a wait has its record when it returns, and means what was there when it began.
+        records = records[np.argsort(records["header"]["mono_ns"], kind="stable")]
+        acts = _FOLLOWED[records["source"], records["op"]].tolist()
+        begins = records["header"]["mono_ns"].astype(np.int64)
+        ends = (begins + records["duration_ns"].astype(np.int64)).tolist()
+        columns = (records[name].tolist() for name in ("pid", "handle"))
+        streams = records["stream"].astype(np.int64).tolist()
+        waits: list[tuple[int, int, int, int, bool]] = []
+        for act, begin_ns, end_ns, pid, event, stream in zip(
+            acts, begins.tolist(), ends, *columns, streams, strict=True
+        ):
+            order = self._process(pid).order
+            if act == _Act.RECORD:
+                order.record(event, stream, begin_ns)
+            elif act == _Act.ORDER:
+                order.order(stream, event, begin_ns)
+            elif act == _Act.WAIT_DEVICE:
+                waits.append((pid, _EVERY_STREAM, begin_ns, end_ns, False))
+            else:
+                mark = (
+                    (stream, begin_ns)
+                    if act == _Act.WAIT_STREAM
+                    else order.find_mark(event, begin_ns)
+                )
+                if mark is not None:
+                    waits += [
+                        (pid, *one, end_ns, one[0] != mark[0]) for one in order.find_ended(*mark)
+                    ]
+        if waits:
+            self._waits.append(np.array(waits, _WAIT))
 
     def _process(self, pid: int) -> _Process:
         return self._processes.setdefault(pid, _Process())
@@ -312,14 +347,16 @@ class CollectiveTracker:
     def _finish(self, pid: int, known: _Process, done: Records) -> list[Finished]:
         """Rows of COLLECTIVE_OP, cut where the communicator's clock changes."""
         own_ns, known.host_free_ns = own_times(done, known.host_free_ns)
+        own_ns[done["is_ordered"]] = UNKNOWN_NS
         own_ns, done = own_ns[done["is_told"]], done[done["is_told"]]
         ops = np.zeros(len(done), COLLECTIVE_OP)
         for name in ("seq", "entry_ns", "n_bytes", "op"):
             ops[name] = done[name]
         is_ended = done["leave_ns"] >= 0
         self.n_unsynced += int((~is_ended).sum())
-        ops["inside_ns"] = np.where(is_ended, done["leave_ns"] - done["entry_ns"], UNKNOWN_NS)
-        ops["own_ns"] = own_ns
+        inside_ns = np.where(is_ended, done["leave_ns"] - done["entry_ns"], UNKNOWN_NS)
+        for name, times in (("inside_ns", inside_ns), ("own_ns", own_ns)):
+            ops[name] = np.where(times <= MAX_DURATION_NS, times, UNKNOWN_NS)
         finished = []
         for comm_hash in np.unique(done["comm_hash"]):
             name = f"{int(comm_hash):016x}"
@@ -340,15 +377,26 @@ class CollectiveTracker:
 
 
 def _end(pending: Records, waits: Records) -> None:
-    """Fill in when each row was left: the end of the first wait for its stream that began after its enqueue."""
+    """Fill in when each row was left: the first end of a wait for its stream that began after its enqueue."""
     if not len(pending) or not len(waits):
         return
+    waits = waits[np.argsort(waits["entry_ns"], kind="stable")]
     for stream in np.unique(pending["stream"]):
         mine = np.flatnonzero((pending["stream"] == stream) & (pending["leave_ns"] < 0))
         ends = waits[(waits["stream"] == stream) | (waits["stream"] == _EVERY_STREAM)]
         first = np.searchsorted(ends["entry_ns"], pending["exit_ns"][mine], "left")
         is_ended = first < len(ends)
-        pending["leave_ns"][mine[is_ended]] = ends["exit_ns"][first[is_ended]]
+        earliest = _find_least_from(ends["exit_ns"])[first[is_ended]]  # begun later, ended earlier
+        for name, values in (("leave_ns", "exit_ns"), ("is_ordered", "is_ordered")):
+            pending[name][mine[is_ended]] = ends[values][earliest]
+
+
+def _find_least_from(values: IntArray) -> IntArray:
+    """For each place, that of the least value from there on; shape (n,), as of ``values``."""
+    reverse = values[::-1]
+    is_least = reverse == np.minimum.accumulate(reverse)
+    least = np.maximum.accumulate(np.where(is_least, np.arange(len(values)), 0))
+    return (len(values) - 1 - least)[::-1]
 
 
 def _split_done(pending: Records, now_ns: int) -> tuple[Records, Records]:

@@ -9,7 +9,7 @@ from ingero.model.sampling import NEVER_SAMPLED, is_never_sampled
 SAMPLED_FUNCTIONS = {
     (Source.CUDA, "LAUNCH_KERNEL"), (Source.CUDA, "MEMCPY_ASYNC"), (Source.CUDA, "MEMCPY_2D_ASYNC"),
     (Source.CUDA, "MEMCPY_PEER_ASYNC"), (Source.CUDA, "MEMCPY_BATCH"), (Source.CUDA, "MEMSET"),
-    (Source.CUDA, "PREFETCH"), (Source.CUDA, "SET_DEVICE"), (Source.CUDA, "STREAM_WAIT_EVENT"),
+    (Source.CUDA, "PREFETCH"), (Source.CUDA, "SET_DEVICE"),
     (Source.CUDA, "EVENT_QUERY"), (Source.CUDA, "STREAM_QUERY"), (Source.DRIVER, "LAUNCH_KERNEL"),
     (Source.DRIVER, "MEMCPY_ASYNC"), (Source.DRIVER, "MEMCPY_HTOD_ASYNC"), (Source.DRIVER, "MEMCPY_DTOH_ASYNC"),
     (Source.DRIVER, "MEMCPY_DTOD_ASYNC"), (Source.DRIVER, "MEMSET"), (Source.DRIVER, "CTX_SET_CURRENT"),
