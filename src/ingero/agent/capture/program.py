@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import select
 import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from ingero.agent.capture.kernel.capabilities import die_with_parent
 from ingero.errors import IngeroError
 
-_NOT_FOUND = 127
+_PATIENCE_MS: Final = 10_000
+"""How long a program may take to end after SIGTERM."""
+_NOT_STARTED: Final = 127
+_REASONS: Final = {errno.ENOENT: "no such program", errno.EACCES: "not executable"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,20 +49,30 @@ class HeldProgram:
 
     Args:
         settings: What to run.
+
+    Attributes:
+        name: The program, as it was given.
+        pid: Its pid.
+        exit_code: Its exit status as a shell gives it; None while it runs.
+        was_killed: Whether it had to be killed at the end.
+        fd: Becomes readable when the program ends.
     """
 
     def __init__(self, settings: ProgramSettings) -> None:
         read_fd, self._release_fd = os.pipe()
+        # Closed by a successful exec, so that what is in it is why there was none.
+        self._failure_fd, failure_fd = os.pipe()
         self.name = settings.arguments[0]
         self.exit_code: int | None = None
+        self.was_killed = False
         parent = os.getpid()
         self.pid = os.fork()
         if self.pid == 0:
             os.close(self._release_fd)
-            _become(settings, read_fd, parent)
+            _become(settings, read_fd, failure_fd, parent)
         os.close(read_fd)
+        os.close(failure_fd)
         self.fd = os.pidfd_open(self.pid)
-        """Becomes readable when the program ends."""
 
     def release(self) -> None:
         """Let it become the program."""
@@ -75,28 +91,38 @@ class HeldProgram:
             if pid:
                 code = os.waitstatus_to_exitcode(status)
                 self.exit_code = code if code >= 0 else 128 - code
-                if self.exit_code == _NOT_FOUND:
-                    raise IngeroError(
-                        f"cannot run {self.name!r}: no such program, or not executable"
-                    )
+                if failure := os.read(self._failure_fd, 16):
+                    number = int(failure)
+                    reason = _REASONS.get(number, os.strerror(number))
+                    raise IngeroError(f"cannot run {self.name!r}: {reason}")
         return self.exit_code
 
     def end(self) -> None:
-        """Ask it to end if it still runs, and wait for it; a program that was never released just goes."""
+        """Ask it to end if it still runs, and kill it if it does not; a program that was never released just goes."""
         if self._release_fd >= 0:
             os.close(self._release_fd)
             self._release_fd = -1
         elif self.exit_code is None:
             os.kill(self.pid, signal.SIGTERM)
+            os.kill(self.pid, signal.SIGCONT)  # one that is stopped does not notice the other
         if self.exit_code is None:
-            os.waitpid(self.pid, 0)
-            self.exit_code = 128 + signal.SIGTERM
+            self._wait()
         if self.fd >= 0:
             os.close(self.fd)
-            self.fd = -1
+            os.close(self._failure_fd)
+            self.fd = self._failure_fd = -1
+
+    def _wait(self) -> None:
+        poll = select.poll()
+        poll.register(self.fd, select.POLLIN)
+        if not poll.poll(_PATIENCE_MS):
+            self.was_killed = True
+            os.kill(self.pid, signal.SIGKILL)
+        os.waitpid(self.pid, 0)
+        self.exit_code = 128 + (signal.SIGKILL if self.was_killed else signal.SIGTERM)
 
 
-def _become(settings: ProgramSettings, release_fd: int, parent: int) -> None:
+def _become(settings: ProgramSettings, release_fd: int, failure_fd: int, parent: int) -> None:
     """In the child: wait, take the user's identity, and exec. Never returns."""
     try:
         for number in (signal.SIGINT, signal.SIGTERM):
@@ -115,7 +141,7 @@ def _become(settings: ProgramSettings, release_fd: int, parent: int) -> None:
         os.execvpe(  # noqa: S606 - the user's own command line
             settings.arguments[0], list(settings.arguments), dict(settings.environment)
         )
-    except OSError:
-        pass
+    except OSError as error:
+        os.write(failure_fd, str(error.errno or errno.EIO).encode())
     finally:
-        os._exit(_NOT_FOUND)
+        os._exit(_NOT_STARTED)

@@ -122,6 +122,8 @@ def run_trace(options: TraceConfig) -> int:
             _print("every process that was to be watched has ended")
         for reason in session.refused_interpreters:
             click.echo(f"without Python frames: {reason}", err=True)
+    if program is not None and program.was_killed:
+        _print(f"{program.name} did not end by SIGTERM within 10 s and was killed")
     if watch is not None:
         _print_summary(options, watch.verdict, recorder)
     if recorder is not None:

@@ -1,0 +1,76 @@
+"""The program that a trace runs: how it starts, and how it ends."""
+
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from ingero.agent.capture import program as program_module
+from ingero.agent.capture.program import HeldProgram, ProgramSettings
+from ingero.errors import IngeroError
+from ingero.testing.waiting import wait_until
+
+IGNORER = """
+import signal, sys, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+open(sys.argv[1], "w").close()
+time.sleep(600)
+"""
+
+
+def hold(*arguments):
+    held = HeldProgram(
+        ProgramSettings(arguments, {"PATH": os.environ["PATH"]}, os.geteuid(), os.getegid())
+    )
+    held.release()
+    return held
+
+
+def wait_for(held):
+    return wait_until(lambda: held.poll() is not None) and held.exit_code
+
+
+@pytest.mark.parametrize("status", [0, 3, 126, 127])
+def test_a_program_that_ran_has_the_status_with_which_it_ended(status):
+    held = hold("sh", "-c", f"exit {status}")
+    wait_until(lambda: held.poll() is not None)
+    assert held.exit_code == status
+    held.end()
+
+
+def test_a_program_that_cannot_be_run_is_refused_with_the_reason(tmp_path):
+    plain, broken = tmp_path / "plain", tmp_path / "broken"
+    plain.write_text("no program")
+    broken.write_text("no program")
+    broken.chmod(0o755)
+    for name, reason in (
+        (tmp_path / "none", "no such program"),
+        (plain, "not executable"),
+        (broken, "Exec format error"),
+    ):
+        held = hold(str(name))
+        with pytest.raises(IngeroError, match=f"cannot run '{name}': {reason}"):
+            wait_until(lambda held=held: held.poll() is not None)
+        held.end()
+
+
+def test_a_program_that_ignores_sigterm_is_killed_after_a_while(tmp_path, monkeypatch):
+    monkeypatch.setattr(program_module, "_PATIENCE_MS", 100)
+    ready = tmp_path / "ready"
+    held = hold(sys.executable, "-c", IGNORER, str(ready))
+    wait_until(ready.exists)
+    held.end()
+    assert (held.was_killed, held.exit_code) == (True, 137)
+
+
+def test_a_stopped_program_ends_by_sigterm():
+    held = hold("sleep", "600")
+    wait_until(lambda: Path(f"/proc/{held.pid}/comm").read_text() == "sleep\n")
+    os.kill(held.pid, signal.SIGSTOP)
+    began = time.monotonic()
+    held.end()
+    assert (held.was_killed, held.exit_code) == (False, 143)
+    assert time.monotonic() - began < 9  # it was not waited for in vain
