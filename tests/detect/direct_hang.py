@@ -26,12 +26,18 @@ class DirectHang:
             if self.is_stuck(state) and not self.is_beyond(state.pending[0])
         }
         self.waits = {rank: self.find_targets(rank, stuck) for rank in waiting if rank not in stuck}
-        self.roots = self.find_roots(stuck | self.find_guilty())
+        at_fault = stuck | self.find_guilty()
+        roots = self.find_roots(at_fault)
+        self.roots = {
+            rank: root
+            for rank, root in roots.items()
+            if rank in at_fault or not self.is_unsure(rank, roots)
+        }
         reached = {rank: reach(rank, self.waits) for rank in self.waits}
         self.deadlocks = {
             tuple(sorted(one for one in reached[rank] if rank in reached.get(one, ())))
             for rank in self.waits
-            if rank in reached[rank] and not reached[rank] & self.roots.keys()
+            if rank in reached[rank] and not reached[rank] & roots.keys()
         }
 
     def entered(self, rank, group, seq):
@@ -77,8 +83,12 @@ class DirectHang:
     def find_targets(self, rank, stuck):
         op = self.states[rank].pending[0]
         members = [one for one in self.groups[op.group].ranks if one != rank]
-        members = members if op.peer is None else [op.peer]
-        if self.is_beyond(op):
+        if op.peer is not None:
+            members = self.find_peers(rank, op)
+            here = {m for m in members if self.is_held_in(m, op)}
+            behind = members - {m for m in here if rank in self.find_peers(m, op)}
+            self.note(op, behind)
+        elif self.is_beyond(op):
             known = self.mismatches[op.group]
             behind = {m for m in members if m not in self.states}
             behind |= {m for m in members if self.entered(m, op.group, known.seq) is False}
@@ -88,15 +98,25 @@ class DirectHang:
             self.note(op, behind - known.entered.keys())
         else:
             behind = {m for m in members if m not in self.states}
-            if op.peer is None:
-                behind |= {m for m in members if self.entered(m, op.group, op.seq) is False}
+            behind |= {m for m in members if self.entered(m, op.group, op.seq) is False}
             behind = behind or {m for m in members if not self.is_held_in(m, op)}
             self.note(op, behind)
         return behind | {m for m in members if m in stuck}
 
+    def find_peers(self, rank, op):
+        ops = [one for one in self.states[rank].pending if one.peer is not None]
+        return {one.peer for one in ops if is_same(one, op)}
+
     def is_held_in(self, rank, op):
         pending = self.states[rank].pending if rank in self.states else ()
         return bool(pending) and is_same(pending[0], op)
+
+    def is_unsure(self, rank, roots):
+        """Whether only batches wait for it, each for another peer too, and there is another root."""
+        (cause, _, _), is_p2p = self.missed[rank]
+        batches = [self.waits[r] for r in self.waits if self.states[r].pending[0].peer is not None]
+        is_alone = len(roots) == 1 or any(targets == {rank} for targets in batches)
+        return cause == HangCause.ABSENT and is_p2p and not is_alone
 
     def note(self, op, behind):
         for rank in behind:

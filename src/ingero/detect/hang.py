@@ -112,6 +112,11 @@ class _Job:
         state = self.states.get(rank)
         return None if state is None or group in self.mixed else state.left.get(group)
 
+    def find_peers(self, rank: int, key: _Key) -> set[int]:
+        """With whom a rank is in point-to-point operations of one number."""
+        pending = self.states[rank].pending
+        return {op.peer for op in pending if op.peer is not None and _key_of(op) == key}
+
     def has_left(self, rank: int, op: PendingOp) -> bool:
         """Whether the rank is known to have left a collective."""
         left = self.find_left(rank, op.group)
@@ -238,9 +243,14 @@ def _follow_waits(job: _Job) -> HangReport:
         if rank not in stuck:
             waits[rank] = (state.pending[0], targets.find(rank))
     graph = WaitGraph({rank: waited_for for rank, (_, waited_for) in waits.items()})
-    roots = _roots(graph, missed, stuck | _stopped_on_their_own(job, waits), job)
+    at_fault = stuck | _stopped_on_their_own(job, waits)
+    roots = _roots(graph, missed, at_fault, job)
     roots, suspects = _set_aside(job, roots, set(waits) | set(stuck))
-    deadlocks = graph.find_circles({root.rank for root in roots})
+    by_peers = {rank for rank, why in missed.items() if why.is_p2p and rank not in at_fault}
+    unsure = _find_unsure(waits, roots, by_peers)
+    roots = tuple(root for root in roots if root.rank not in unsure)
+    suspects = tuple(sorted({*suspects, *unsure}))
+    deadlocks = graph.find_circles({root.rank for root in roots} | unsure)
     if not roots:
         suspects = tuple(
             sorted({
@@ -312,6 +322,18 @@ def _find_early(job: _Job, missed: Iterable[HangRoot]) -> set[int]:
     return early
 
 
+def _find_unsure(waits: _Waits, roots: tuple[HangRoot, ...], missed_by_peers: set[int]) -> set[int]:
+    """Absent ranks of several roots that only batches wait for, which another of their peers may hold."""
+    if len(roots) < 2:
+        return set()
+    absent = {root.rank for root in roots if root.cause is HangCause.ABSENT} & missed_by_peers
+    alone = set[int]()
+    for op, waits_for in waits.values() if absent else ():
+        if op.peer is not None and len(waits_for) == 1:
+            alone |= waits_for
+    return absent - alone
+
+
 def _describe_unseen(job: _Job) -> str:
     """Why no wait in any dump does not mean that nobody waits; empty when it does mean that."""
     silent = sorted(job.known - set(job.states))
@@ -374,7 +396,7 @@ class _Targets:
         """Whom one waiting rank waits for."""
         job, op = self._job, self._job.states[rank].pending[0]
         if op.peer is not None:
-            return self._find_peer(op, op.peer)
+            return self._find_peers(rank, op)
         is_beyond = job.is_beyond_mismatch(op)
         entered = job.mismatches[op.group].entered.get(rank) if is_beyond else None
         place = (op.group, op.seq, entered)
@@ -401,11 +423,16 @@ class _Targets:
         _note_missed(job, op, missed, self._missed)
         return behind | (members & self._stuck)
 
-    def _find_peer(self, op: PendingOp, peer: int) -> frozenset[int]:
-        is_held_here = peer in self._job.first_in[_key_of(op)]
-        behind = frozenset[int]() if is_held_here else frozenset([peer])
+    def _find_peers(self, rank: int, op: PendingOp) -> frozenset[int]:
+        """Whom the rank waits for in a point-to-point operation, and in all that ends with it as one batch."""
+        key = _key_of(op)
+        first_in = self._job.first_in[key]
+        peers = self._job.find_peers(rank, key)
+        behind = frozenset(
+            p for p in peers if p not in first_in or rank not in self._job.find_peers(p, key)
+        )
         _note_missed(self._job, op, behind, self._missed)
-        return behind | (frozenset([peer]) & self._stuck)
+        return behind | (peers & self._stuck)
 
 
 def _note_missed(

@@ -10,8 +10,8 @@ import json
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Final
+from dataclasses import dataclass, field
+from typing import Any, Final, TypeAlias
 
 from ingero.errors import BadDataError
 from ingero.model.hang import PendingOp, RankState, RecordedOp, StoppedGroup
@@ -19,6 +19,7 @@ from ingero.units import NS_PER_MS
 
 _P2P: Final = re.compile(r"(?:send|recv) (\d+)(?:->|<-)(\d+)")
 _GLOO: Final = "gloo:"
+_BATCH_END: Final = "coalesced"
 _EQUAL_SIZES: Final = frozenset({
     "all_reduce", "all_reduce_barrier", "barrier", "broadcast", "reduce", "_all_gather_base", "_reduce_scatter_base",
 })  # fmt: skip
@@ -27,6 +28,10 @@ _WHOLE: Final = frozenset({"all_gather", "_all_gather_base"})
 """Collectives whose output is their input times the size of the group."""
 _MAX_DIMENSIONS: Final = 64
 """Of a tensor. Source: kDimVectorStaticSize and TensorIterator of PyTorch allow no more in an operation."""
+
+
+Channel: TypeAlias = tuple[str, int, int]
+"""Name of a communicator, and the global ranks that send and receive."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +44,8 @@ class ReadDump:
         sizes: How many members a communicator has, by its name, where sizes of an operation say it.
         is_complete: Whether the recorder still holds all that it recorded.
         sends_unseen: Whether the rank entered point-to-point operations that were not recorded.
+        messages: Point-to-point operations in their order, by communicator, sender and receiver: each where it is
+            pending, None where the rank left it.
     """
 
     state: RankState
@@ -46,6 +53,7 @@ class ReadDump:
     sizes: Mapping[str, int]
     is_complete: bool = False
     sends_unseen: bool = False
+    messages: Mapping[Channel, tuple[PendingOp | None, ...]] = field(default_factory=dict)
 
 
 def decode_dump(dump: Mapping[str, Any], rank: int, read_wall_ns: int | None) -> ReadDump:
@@ -83,7 +91,9 @@ def decode_dump(dump: Mapping[str, Any], rank: int, read_wall_ns: int | None) ->
 
 
 def _decode(dump: Mapping[str, Any], rank: int, read_wall_ns: int | None) -> ReadDump:
-    entries = sorted(dump.get("entries") or (), key=lambda entry: int(entry["record_id"]))
+    found = sorted(dump.get("entries") or (), key=lambda entry: int(entry["record_id"]))
+    is_complete = not found or int(found[0]["record_id"]) == 0
+    entries = _settle_batches(found, is_complete=is_complete)
     groups = _groups(dump["pg_config"])
     used = {
         _text(e["process_group"][0]): _text(e["process_group"][1])
@@ -103,7 +113,11 @@ def _decode(dump: Mapping[str, Any], rank: int, read_wall_ns: int | None) -> Rea
     for name in gloo:  # its status counts point-to-point operations too, its entries do not
         entered[name] = max(recorded[name])
         left[name] = _last_left(recorded[name])
-    pending = tuple(_pending(entry, groups) for entry in entries if not _is_finished(entry))
+    for name in p2p & recorded.keys() - gloo:  # its status counts both kinds with one number
+        entered[name] = max(recorded[name])
+        left[name] = _last_left(recorded[name])
+    open_ops = {int(e["record_id"]): _pending(e, groups) for e in entries if not _is_finished(e)}
+    pending = tuple(open_ops.values())
     for op in pending:
         if op.peer is None and op.group not in status and op.group not in gloo:
             entered[op.group] = max(entered.get(op.group, -1), op.seq)
@@ -117,9 +131,39 @@ def _decode(dump: Mapping[str, Any], rank: int, read_wall_ns: int | None) -> Rea
         sees_p2p=not gloo,
         read_wall_ns=read_wall_ns,
     )
-    is_complete = not entries or int(entries[0]["record_id"]) == 0
     sends_unseen = any(_hides_p2p(entry) for entry in entries)
-    return ReadDump(state, used, _sizes(entries), is_complete, sends_unseen)
+    messages = _messages(entries, groups, open_ops)
+    return ReadDump(state, used, _sizes(entries), is_complete, sends_unseen, messages)
+
+
+def _settle_batches(entries: Sequence[Any], *, is_complete: bool) -> list[Any]:
+    """The entries, with operations of a batch in the state of the batch, and without ends of point-to-point batches.
+
+    NCCL gives the operations of a batch entries that stay "scheduled", and then the batch one that has its state, under
+    the sequence numbers of both kinds that they have. Whether that end is a point-to-point one differs among backends.
+
+    Args:
+        entries: In their order.
+        is_complete: Whether the first of them is the first that was recorded. Where it is not, it may be the end of a
+            batch whose operations are forgotten, and then says nothing.
+    """
+    settled: list[Any] = []
+    batches: dict[tuple[str, int, int], list[int]] = {}
+    for entry in entries:
+        group = _text(entry["process_group"][0])
+        key = group, int(entry["collective_seq_id"]), int(entry.get("p2p_seq_id", 0))
+        if not _text(entry["profiling_name"]).endswith(_BATCH_END):
+            batches.setdefault(key, []).append(len(settled))
+            settled.append(entry)
+            continue
+        members = batches.pop(key, [])
+        is_p2p = bool(entry["is_p2p"]) or any(settled[i]["is_p2p"] for i in members)
+        for i in members:
+            settled[i] = {**settled[i], "state": entry["state"]}
+        is_forgotten = not is_complete and entry is entries[0]
+        if not is_p2p and not is_forgotten:
+            settled.append(entry)
+    return settled
 
 
 def _groups(config: Mapping[str, Any]) -> dict[str, StoppedGroup]:
@@ -177,11 +221,30 @@ def _pending(entry: Mapping[str, Any], groups: Mapping[str, StoppedGroup]) -> Pe
     entered_wall_ns = int(entry["time_created_ns"]) if entry.get("time_created_ns") else None
     if not entry["is_p2p"]:
         return PendingOp(group, int(entry["collective_seq_id"]), name, None, entered_wall_ns)
+    other = groups[group].ranks[_sides(name)[1]]
+    return PendingOp(group, int(entry["p2p_seq_id"]), name, other, entered_wall_ns)
+
+
+def _sides(name: str) -> tuple[int, int]:
+    """Who recorded a point-to-point operation and who is on its other side, both as ranks of the communicator."""
     match = _P2P.search(name)
     if match is None:
         raise ValueError(f"point-to-point operation without its sides: {name!r}")
-    other = groups[group].ranks[int(match[2])]
-    return PendingOp(group, int(entry["p2p_seq_id"]), name, other, entered_wall_ns)
+    return int(match[1]), int(match[2])
+
+
+def _messages(
+    entries: list[Any], groups: Mapping[str, StoppedGroup], open_ops: Mapping[int, PendingOp]
+) -> dict[Channel, tuple[PendingOp | None, ...]]:
+    found: dict[Channel, list[PendingOp | None]] = {}
+    for entry in entries:
+        group = _text(entry["process_group"][0])
+        if entry["is_p2p"] and group in groups:
+            name = _text(entry["profiling_name"])
+            own, other = (groups[group].ranks[rank] for rank in _sides(name))
+            channel = (group, own, other) if "->" in name else (group, other, own)
+            found.setdefault(channel, []).append(open_ops.get(int(entry["record_id"])))
+    return {channel: tuple(ops) for channel, ops in found.items()}
 
 
 def _recorded(entries: list[Any]) -> dict[str, dict[int, RecordedOp]]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from ingero.errors import BadDataError
-from ingero.model.hang import RankState, StoppedGroup, Whereabouts
+from ingero.model.hang import PendingOp, RankState, StoppedGroup, Whereabouts
 from ingero.wire.flight_recorder.documents import decode_document, read_file
 from ingero.wire.flight_recorder.dumps import ReadDump, decode_dump
 from ingero.wire.flight_recorder.pages import split_answers
@@ -186,7 +186,12 @@ def _join(folder: _Folder, n_ranks: int | None) -> list[RankState]:
         where = folder.whereabouts.get(rank)
         if sends_unseen and where is Whereabouts.OUTSIDE:
             where = None  # a wait for a message that its own code called looks the same
-        state = replace(dump.state, groups={**dump.state.groups, **groups}, whereabouts=where)
+        state = replace(
+            dump.state,
+            groups={**dump.state.groups, **groups},
+            whereabouts=where,
+            pending=_drop_answered(dump, folder.dumps),
+        )
         joined.append(_rename(state, clashing))
     hides_p2p = any(not state.sees_p2p for state in joined)
     world = gathered.get("")
@@ -197,6 +202,25 @@ def _join(folder: _Folder, n_ranks: int | None) -> list[RankState]:
         )
         for state in joined
     ]
+
+
+def _drop_answered(dump: ReadDump, dumps: Mapping[int, ReadDump]) -> tuple[PendingOp, ...]:
+    """What a rank is in, without operations of a batch that the other side left: another one of the batch holds it.
+
+    Messages between two ranks arrive in their order, so two recorders that forgot nothing say which belong together.
+    """
+    pending = dump.state.pending
+    answered = set[int]()
+    for channel, ops in dump.messages.items():
+        other = dumps.get(channel[2] if channel[1] == dump.state.rank else channel[1])
+        if other is not None and dump.is_complete and other.is_complete:
+            theirs = other.messages.get(channel, ())
+            answered.update(id(op) for op, their in zip(ops, theirs, strict=False) if their is None)
+    kept = tuple(op for op in pending if id(op) not in answered)
+    open_batches = {(op.group, op.seq) for op in kept if op.peer is not None}
+    return tuple(
+        op for op in pending if id(op) not in answered or (op.group, op.seq) not in open_batches
+    )
 
 
 def _enter_world(state: RankState, world: StoppedGroup, dump: ReadDump) -> RankState:
