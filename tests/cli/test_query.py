@@ -100,3 +100,19 @@ def test_unknown_operation_lists_the_known_ones(node_01, capsys):
 def test_wrong_value_of_an_option_is_wrong_usage(node_01, capsys, wrong):
     assert run_program(cli, [*wrong, "--db", node_01]) == 2
     assert "--" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        ["--since", "10s"],
+        ["--pid", "7"],
+        ["--op", "cudaMemcpyAsync"],
+        ["--annotations"],
+        ["--include-rolled"],
+    ],
+)
+def test_an_option_about_one_recording_is_refused_with_nodes(capsys, wrong):
+    args = ["query", "--nodes", "127.0.0.1:1", "SELECT 1", *wrong]
+    assert run_program(cli, args) == 2
+    assert wrong[0] in capsys.readouterr().err

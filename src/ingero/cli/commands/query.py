@@ -59,19 +59,19 @@ def command(config: QueryConfig, sql: str | None) -> None:
     from ingero.config.environment import default_database
 
     config = replace(config, limit=config.limit or MAX_ROWS)
+    if sql is not None and (config.since or config.pids or config.op or config.annotations):
+        raise click.UsageError(
+            "--since, --pid, --op and --annotations are about events; with SQL, say it there"
+        )
     if config.among.nodes:
-        if sql is None or config.db is not None:
-            raise click.UsageError("--nodes takes SQL and no --db")
+        if sql is None or config.db is not None or config.include_rolled:
+            raise click.UsageError("--nodes takes SQL, no --db and no --include-rolled")
         _show_nodes(config, sql)
         return
     path = config.db or default_database()
     with open_with_rolled(path, is_wanted=config.include_rolled) as whole:
         if sql is None:
             _show_events(whole, config)
-        elif config.since or config.pids or config.op or config.annotations:
-            raise click.UsageError(
-                "--since, --pid, --op and --annotations are about events; with SQL, say it there"
-            )
         else:
             _show_sql(whole, sql, config)
 
