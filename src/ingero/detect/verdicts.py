@@ -12,34 +12,18 @@ import numpy as np
 from ingero.detect.charges import charge_wait, invert_charges
 from ingero.detect.evidence import AlarmEpisode, MemberReading, WorkerEvidence
 from ingero.detect.facts import Facts
+from ingero.detect.findings import MIN_OPS, Finding, judge_alone, judge_links
 from ingero.detect.groups import PeerGroup
 from ingero.detect.peers import role_of
-from ingero.detect.ranks.settings import ALARM, MIN_PEERS, NOTICE
+from ingero.detect.ranks.settings import ALARM
 from ingero.model.collectives import Rank
-from ingero.model.verdicts import Bet, Judgement, Onset, Slowdown, Verdict, VerdictKind
+from ingero.model.verdicts import Bet, Judgement, Onset, Verdict, VerdictKind
 from ingero.units import format_duration
 
-MIN_OPS: Final = 10
-"""Compared operations below which nothing is said."""
-SLOW_LINK: Final = 1.5
-"""Transfers this many times slower than the peers' make a slow link."""
-MIN_TRANSFERS: Final = 30
 ROTATING: Final = 0.5
 """Share of operations that must be spread out, and that no single worker may exceed as their slowest."""
 
 _JUDGED: Final = frozenset({VerdictKind.CULPRIT, VerdictKind.DRAG, VerdictKind.NETWORK})
-
-
-@dataclass(frozen=True, slots=True)
-class _Finding:
-    """What is known of a worker by itself, before its job is looked at as a whole."""
-
-    kind: VerdictKind
-    reason: str
-    episode: AlarmEpisode | None = None
-    slowdown: Slowdown | None = None
-    excess_ns: int = 0
-    own_ns: int = 0
 
 
 def natural_order(rank: Rank) -> tuple[tuple[tuple[str, int, str], ...], str, int, str]:
@@ -89,13 +73,13 @@ def _judge_job(
     groups = _find_groups(facts, job)
     members = _read_groups(facts, groups)
     left = frozenset(at for at, group in groups.items() if _is_left(facts, group))
-    findings = {w: _judge_alone(facts, w, members, with_history=with_history) for w in job}
+    findings = {w: judge_alone(facts, w, members, with_history=with_history) for w in job}
     for worker in job if left and not with_history else ():
         if id(facts.workers[worker].group) in left:
-            findings[worker] = _Finding(VerdictKind.UNKNOWN, "its peers went on without it")
+            findings[worker] = Finding(VerdictKind.UNKNOWN, "its peers went on without it")
     for worker in job:
         if findings[worker].kind is VerdictKind.ORDINARY:
-            findings[worker] = _judge_links(facts, worker) or findings[worker]
+            findings[worker] = judge_links(facts, worker) or findings[worker]
     excess = {
         worker: found.excess_ns
         for worker, found in findings.items()
@@ -144,35 +128,6 @@ def _read_groups(facts: Facts, groups: Mapping[int, PeerGroup]) -> dict[int, Mem
     }
 
 
-def _judge_alone(
-    facts: Facts, worker: int, members: Mapping[int, MemberReading], *, with_history: bool
-) -> _Finding:
-    why_not = _find_why_unknown(facts, worker)
-    if why_not:
-        return _Finding(VerdictKind.UNKNOWN, why_not)
-    group = facts.workers[worker].group
-    assert group is not None
-    evidence = facts.evidence.of_worker(worker)
-    reading = members[id(group)]
-    slowdown = reading.slowdowns[reading.columns[worker]]
-    ordinary = _Finding(VerdictKind.ORDINARY, "works like its peers", slowdown=slowdown)
-    lesser: dict[tuple[VerdictKind, int], _Finding] = {}
-    for episode in _episodes(evidence, with_history=with_history):
-        if not facts.evidence.still_stands(group, episode):
-            continue
-        found = _weigh(facts, worker, episode)
-        if found is not None and found.kind is VerdictKind.CULPRIT:
-            return found
-        if found is not None:
-            lesser.setdefault((found.kind, episode.tier), found)
-    for tier in (NOTICE, ALARM):  # a drag is dated by the tier that notices drags
-        if (VerdictKind.DRAG, tier) in lesser:
-            return lesser[VerdictKind.DRAG, tier]
-    for found in lesser.values():
-        return replace(found, slowdown=slowdown)
-    return ordinary
-
-
 def _first_noticed_ns(evidence: WorkerEvidence, episode: AlarmEpisode) -> int:
     """When either tier's evidence first sufficed in what is one slowdown with this episode."""
     others = [*evidence.past, *evidence.current]
@@ -187,145 +142,11 @@ def _first_noticed_ns(evidence: WorkerEvidence, episode: AlarmEpisode) -> int:
     return min(overlapping, default=episode.detected_ns)
 
 
-def _find_why_unknown(facts: Facts, worker: int) -> str:
-    """What is missing for a verdict; empty when nothing is."""
-    known, compared = facts.workers[worker], facts.evidence.of_worker(worker)
-    if known.n_ops and known.n_enqueue == known.n_ops:
-        return "only enqueue times: they say when work was submitted, not how long it took"
-    if known.group is None:
-        return "no collective that shows its peers"
-    n_peers = len(known.group.members)
-    if n_peers < MIN_PEERS:
-        return _compare_pair(facts, worker, known.group)
-    if compared.n_ops < MIN_OPS:
-        return f"only {compared.n_ops} operations could be compared with its peers'"
-    return ""
-
-
-def _compare_pair(facts: Facts, worker: int, group: PeerGroup) -> str:
-    others = [other for other in group.members if other != worker]
-    own = facts.evidence.of_worker(worker).own_ns
-    theirs = [facts.evidence.of_worker(other).own_ns for other in others]
-    if not theirs or not theirs[0] or not own:
-        return "no peers that do the same work"
-    return f"one peer only: own time is {own / theirs[0]:.3g} of that peer's; too few to say whose fault"
-
-
-def _episodes(evidence: WorkerEvidence, *, with_history: bool) -> list[AlarmEpisode]:
-    """Stays in alarm, the gravest first."""
-    past = list(evidence.past)[::-1] if with_history else []
-    found: list[AlarmEpisode] = []
-    for tier in (ALARM, NOTICE):
-        current = evidence.current[tier]
-        if current is not None:
-            found.append(current)
-        found.extend(sorted((e for e in past if e.tier == tier), key=lambda e: -e.excess_ns))
-    return found
-
-
-def _weigh(facts: Facts, worker: int, episode: AlarmEpisode) -> _Finding | None:
-    """Culprit, drag or nothing, by how much time the episode really cost."""
-    known, evidence = facts.workers[worker], facts.evidence.of_worker(worker)
-    assert known.group is not None
-    if episode.cleared_ns is None:
-        own_ns = evidence.own_ns - episode.onset.own_before_ns
-        excess_ns = evidence.excess_ns - episode.onset.excess_before_ns
-        slowdown = facts.evidence.slowdown(known.group, worker, episode.since_op)
-    else:
-        own_ns, excess_ns, slowdown = episode.own_ns, episode.excess_ns, episode.slowdown
-    settings = facts.settings
-    shared, n_others = _shared_slowdown(facts, worker, episode)
-    if shared > 1.0 + settings.notice_slowdown:
-        excess_ns -= round((own_ns - excess_ns) * (shared - 1.0))
-        if slowdown is not None:
-            slowdown = Slowdown(
-                *(x / shared for x in (slowdown.median, slowdown.low, slowdown.high))
-            )
-    else:
-        shared = 1.0
-    ratio = own_ns / max(own_ns - excess_ns, 1)
-    median = 0.0 if slowdown is None else slowdown.median
-    is_culprit = (
-        episode.tier == ALARM
-        and ratio >= 1.0 + settings.alarm_slowdown
-        and (median >= 1.0 + settings.alarm_slowdown or ratio >= 1.0 + 2 * settings.alarm_slowdown)
-    )
-    if not is_culprit and ratio < 1.0 + settings.notice_slowdown:
-        if shared == 1.0:
-            return None
-        reason = (
-            f"so do {n_others} more workers of its replica on other nodes ({shared:.2f}× their peers): the batches "
-            "differ, or what that replica shares is slow; no single node"
-        )
-        return _Finding(VerdictKind.IMBALANCE_DATA, f"works longer than its peers, and {reason}")
-    n_peers = len(known.group.members)
-    ended = "" if episode.cleared_ns is None else ", and recovered"
-    beside = f", beyond the {shared:.2f}× that its replica shares" if shared > 1.0 else ""
-    return _Finding(
-        VerdictKind.CULPRIT if is_culprit else VerdictKind.DRAG,
-        f"own time {ratio:.2f}× that of its {n_peers - 1} peers{beside}, {format_duration(excess_ns)} in all{ended}",
-        episode,
-        slowdown,
-        max(excess_ns, 0),
-        own_ns,
-    )
-
-
-def _shared_slowdown(facts: Facts, worker: int, episode: AlarmEpisode) -> tuple[float, int]:
-    """The factor by which most others of its replica, on other nodes, slowed down in the episode; and how many."""
-    here = facts.workers[worker]
-    replica, todo = {worker}, [worker]
-    while todo:
-        fresh = set(facts.stage_links.get(todo.pop(), {}).values()) - replica
-        replica |= fresh
-        todo.extend(fresh)
-    peers = set() if here.group is None else set(here.group.members)
-    away = [
-        other
-        for other in sorted(replica - peers)
-        if facts.workers[other].rank.node_id != here.rank.node_id
-    ]
-    span = (episode.onset.segment, episode.cleared_segment)
-    log_shared, n = facts.evidence.replicas.shared(worker, span, facts.stage_links, away)
-    return math.exp(log_shared), n
-
-
-def _judge_links(facts: Facts, worker: int) -> _Finding | None:
-    """A slow link among a worker's own, by comparison with the same links of its peers."""
-    known = facts.workers[worker]
-    if known.group is None:
-        return None
-    for slot, comm in sorted(known.links.items()):
-        typical, n = facts.ledger.typical_transfer(comm)
-        others = [
-            facts.ledger.typical_transfer(facts.workers[peer].links[slot])[0]
-            for peer in known.group.members
-            if peer != worker and slot in facts.workers[peer].links
-        ]
-        others = [value for value in others if not np.isnan(value)]
-        if n < MIN_TRANSFERS or len(others) < MIN_PEERS - 1:
-            continue
-        usual = float(np.median(others))
-        excess_ns = facts.ledger.transfer_ns.get(comm, 0) - round(n * usual)
-        if (
-            typical >= SLOW_LINK * usual
-            and excess_ns >= facts.settings.notice_slowdown * known.span_ns
-        ):
-            return _Finding(
-                VerdictKind.NETWORK,
-                f"transfers on {facts.registry.comm_names[comm]} take {typical / usual:.2g}× "
-                f"those of its peers' links, {format_duration(excess_ns)} in all; own work is ordinary",
-                slowdown=Slowdown(typical / usual, typical / usual, typical / usual),
-                excess_ns=excess_ns,
-            )
-    return None
-
-
 def _judge_together(
     facts: Facts,
     job: list[int],
     groups: Mapping[int, PeerGroup],
-    findings: dict[int, _Finding],
+    findings: dict[int, Finding],
     charges: Mapping[int, Mapping[int, int]],
 ) -> None:
     """Turn ordinary workers into victims, or explain them by what their stage, data or cluster does."""
@@ -357,7 +178,7 @@ class _Explanation:
     reason: str
     excess_share: float = 0.0
 
-    def apply_to(self, found: _Finding, own_ns: int) -> _Finding:
+    def apply_to(self, found: Finding, own_ns: int) -> Finding:
         """The finding about a member that worked for so long in all."""
         known = replace(found, kind=self.kind, reason=self.reason)
         beyond_ns = round(self.excess_share * own_ns)
@@ -450,7 +271,7 @@ def _list_peers(facts: Facts, groups: Mapping[int, PeerGroup]) -> dict[int, tupl
     return {at: tuple(facts.workers[w].rank for w in g.members) for at, g in groups.items()}
 
 
-def _verdict(facts: Facts, worker: int, found: _Finding, shared: _Shared) -> Verdict:
+def _verdict(facts: Facts, worker: int, found: Finding, shared: _Shared) -> Verdict:
     known, evidence = facts.workers[worker], facts.evidence.of_worker(worker)
     group, episode = known.group, found.episode
     peers = () if group is None else shared.peers[id(group)]

@@ -1,0 +1,215 @@
+"""What is known of each worker by itself: whether its own work or its links were slow, and what that took."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Final
+
+import numpy as np
+
+from ingero.detect.evidence import AlarmEpisode, MemberReading, WorkerEvidence
+from ingero.detect.facts import Facts
+from ingero.detect.groups import PeerGroup
+from ingero.detect.ranks.settings import ALARM, MIN_PEERS, NOTICE
+from ingero.model.verdicts import Slowdown, VerdictKind
+from ingero.units import format_duration
+
+MIN_OPS: Final = 10
+"""Compared operations below which nothing is said."""
+SLOW_LINK: Final = 1.5
+"""Transfers this many times slower than the peers' make a slow link."""
+MIN_TRANSFERS: Final = 30
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What is known of a worker by itself, before its job is looked at as a whole.
+
+    Attributes:
+        kind: The verdict, unless the others of its job explain it.
+        reason: One line for a person.
+        episode: Its slowdown; None without one.
+        slowdown: Against the median peer; None when it was not compared.
+        excess_ns: What it took beyond its peers.
+        own_ns: Own time in that.
+    """
+
+    kind: VerdictKind
+    reason: str
+    episode: AlarmEpisode | None = None
+    slowdown: Slowdown | None = None
+    excess_ns: int = 0
+    own_ns: int = 0
+
+
+def judge_alone(
+    facts: Facts, worker: int, members: Mapping[int, MemberReading], *, with_history: bool
+) -> Finding:
+    """What a worker's own work says.
+
+    Args:
+        facts: What the Judge summed up.
+        worker: Whose.
+        members: What the members of the groups show, by identity of the group.
+        with_history: Slowdowns that are over count too.
+    """
+    why_not = _find_why_unknown(facts, worker)
+    if why_not:
+        return Finding(VerdictKind.UNKNOWN, why_not)
+    group = facts.workers[worker].group
+    assert group is not None
+    evidence = facts.evidence.of_worker(worker)
+    reading = members[id(group)]
+    slowdown = reading.slowdowns[reading.columns[worker]]
+    ordinary = Finding(VerdictKind.ORDINARY, "works like its peers", slowdown=slowdown)
+    lesser: dict[tuple[VerdictKind, int], Finding] = {}
+    for episode in _episodes(evidence, with_history=with_history):
+        if not facts.evidence.still_stands(group, episode):
+            continue
+        found = _weigh(facts, worker, episode)
+        if found is not None and found.kind is VerdictKind.CULPRIT:
+            return found
+        if found is not None:
+            lesser.setdefault((found.kind, episode.tier), found)
+    for tier in (NOTICE, ALARM):  # a drag is dated by the tier that notices drags
+        if (VerdictKind.DRAG, tier) in lesser:
+            return lesser[VerdictKind.DRAG, tier]
+    for found in lesser.values():
+        return replace(found, slowdown=slowdown)
+    return ordinary
+
+
+def _find_why_unknown(facts: Facts, worker: int) -> str:
+    """What is missing for a verdict; empty when nothing is."""
+    known, compared = facts.workers[worker], facts.evidence.of_worker(worker)
+    if known.n_ops and known.n_enqueue == known.n_ops:
+        return "only enqueue times: they say when work was submitted, not how long it took"
+    if known.group is None:
+        return "no collective that shows its peers"
+    n_peers = len(known.group.members)
+    if n_peers < MIN_PEERS:
+        return _compare_pair(facts, worker, known.group)
+    if compared.n_ops < MIN_OPS:
+        return f"only {compared.n_ops} operations could be compared with its peers'"
+    return ""
+
+
+def _compare_pair(facts: Facts, worker: int, group: PeerGroup) -> str:
+    others = [other for other in group.members if other != worker]
+    own = facts.evidence.of_worker(worker).own_ns
+    theirs = [facts.evidence.of_worker(other).own_ns for other in others]
+    if not theirs or not theirs[0] or not own:
+        return "no peers that do the same work"
+    return f"one peer only: own time is {own / theirs[0]:.3g} of that peer's; too few to say whose fault"
+
+
+def _episodes(evidence: WorkerEvidence, *, with_history: bool) -> list[AlarmEpisode]:
+    """Stays in alarm, the gravest first."""
+    past = list(evidence.past)[::-1] if with_history else []
+    found: list[AlarmEpisode] = []
+    for tier in (ALARM, NOTICE):
+        current = evidence.current[tier]
+        if current is not None:
+            found.append(current)
+        found.extend(sorted((e for e in past if e.tier == tier), key=lambda e: -e.excess_ns))
+    return found
+
+
+def _weigh(facts: Facts, worker: int, episode: AlarmEpisode) -> Finding | None:
+    """Culprit, drag or nothing, by how much time the episode really cost."""
+    known, evidence = facts.workers[worker], facts.evidence.of_worker(worker)
+    assert known.group is not None
+    if episode.cleared_ns is None:
+        own_ns = evidence.own_ns - episode.onset.own_before_ns
+        excess_ns = evidence.excess_ns - episode.onset.excess_before_ns
+        slowdown = facts.evidence.slowdown(known.group, worker, episode.since_op)
+    else:
+        own_ns, excess_ns, slowdown = episode.own_ns, episode.excess_ns, episode.slowdown
+    settings = facts.settings
+    shared, n_others = _shared_slowdown(facts, worker, episode)
+    if shared > 1.0 + settings.notice_slowdown:
+        excess_ns -= round((own_ns - excess_ns) * (shared - 1.0))
+        if slowdown is not None:
+            slowdown = Slowdown(
+                *(x / shared for x in (slowdown.median, slowdown.low, slowdown.high))
+            )
+    else:
+        shared = 1.0
+    ratio = own_ns / max(own_ns - excess_ns, 1)
+    median = 0.0 if slowdown is None else slowdown.median
+    is_culprit = (
+        episode.tier == ALARM
+        and ratio >= 1.0 + settings.alarm_slowdown
+        and (median >= 1.0 + settings.alarm_slowdown or ratio >= 1.0 + 2 * settings.alarm_slowdown)
+    )
+    if not is_culprit and ratio < 1.0 + settings.notice_slowdown:
+        if shared == 1.0:
+            return None
+        reason = (
+            f"so do {n_others} more workers of its replica on other nodes ({shared:.2f}× their peers): the batches "
+            "differ, or what that replica shares is slow; no single node"
+        )
+        return Finding(VerdictKind.IMBALANCE_DATA, f"works longer than its peers, and {reason}")
+    n_peers = len(known.group.members)
+    ended = "" if episode.cleared_ns is None else ", and recovered"
+    beside = f", beyond the {shared:.2f}× that its replica shares" if shared > 1.0 else ""
+    return Finding(
+        VerdictKind.CULPRIT if is_culprit else VerdictKind.DRAG,
+        f"own time {ratio:.2f}× that of its {n_peers - 1} peers{beside}, {format_duration(excess_ns)} in all{ended}",
+        episode,
+        slowdown,
+        max(excess_ns, 0),
+        own_ns,
+    )
+
+
+def _shared_slowdown(facts: Facts, worker: int, episode: AlarmEpisode) -> tuple[float, int]:
+    """The factor by which most others of its replica, on other nodes, slowed down in the episode; and how many."""
+    here = facts.workers[worker]
+    replica, todo = {worker}, [worker]
+    while todo:
+        fresh = set(facts.stage_links.get(todo.pop(), {}).values()) - replica
+        replica |= fresh
+        todo.extend(fresh)
+    peers = set() if here.group is None else set(here.group.members)
+    away = [
+        other
+        for other in sorted(replica - peers)
+        if facts.workers[other].rank.node_id != here.rank.node_id
+    ]
+    span = (episode.onset.segment, episode.cleared_segment)
+    log_shared, n = facts.evidence.replicas.shared(worker, span, facts.stage_links, away)
+    return math.exp(log_shared), n
+
+
+def judge_links(facts: Facts, worker: int) -> Finding | None:
+    """A slow link among a worker's own, by comparison with the same links of its peers; None without one."""
+    known = facts.workers[worker]
+    if known.group is None:
+        return None
+    for slot, comm in sorted(known.links.items()):
+        typical, n = facts.ledger.typical_transfer(comm)
+        others = [
+            facts.ledger.typical_transfer(facts.workers[peer].links[slot])[0]
+            for peer in known.group.members
+            if peer != worker and slot in facts.workers[peer].links
+        ]
+        others = [value for value in others if not np.isnan(value)]
+        if n < MIN_TRANSFERS or len(others) < MIN_PEERS - 1:
+            continue
+        usual = float(np.median(others))
+        excess_ns = facts.ledger.transfer_ns.get(comm, 0) - round(n * usual)
+        if (
+            typical >= SLOW_LINK * usual
+            and excess_ns >= facts.settings.notice_slowdown * known.span_ns
+        ):
+            return Finding(
+                VerdictKind.NETWORK,
+                f"transfers on {facts.registry.comm_names[comm]} take {typical / usual:.2g}× "
+                f"those of its peers' links, {format_duration(excess_ns)} in all; own work is ordinary",
+                slowdown=Slowdown(typical / usual, typical / usual, typical / usual),
+                excess_ns=excess_ns,
+            )
+    return None
