@@ -256,6 +256,54 @@ def test_a_worker_that_recovered_is_ordinary_now_and_named_in_the_history():
     assert "recovered" in culprit.reason
 
 
+def slow_spells(factor, *spells):
+    """Rank (1, 1) is slow in each of these spells of steps."""
+
+    def change(work, rng):
+        for since, until in spells:
+            work[since:until, 1, 1] *= factor
+        return work
+
+    return change
+
+
+def test_every_slowdown_of_a_worker_costs_what_it_took():
+    """In the middle of the second one and after it: the first one's cost is not taken back."""
+    spells = ((2, 26), (60, 90))
+
+    def judge_until(n_steps, *spells):
+        trace = simulate(replace(SHAPE, n_steps=n_steps), change=slow_spells(1.5, *spells))
+        return judge(trace, with_history=True)
+
+    (first,) = judge_until(60, *spells).culprits
+    (only_second,) = judge_until(75, spells[1]).culprits
+    (within,) = judge_until(75, *spells).culprits
+    assert "recovered" not in within.reason
+    for name in ("excess_ns", "since_onset_ns", "lost_gpu_ns"):
+        both = getattr(first, name) + getattr(only_second, name)
+        assert getattr(within, name) == pytest.approx(both, rel=0.1)
+    (after,) = judge_until(120, *spells).culprits
+    assert after.lost_gpu_ns > within.lost_gpu_ns
+    assert "2 slowdowns" in after.reason
+
+
+def test_an_alarm_in_a_drag_takes_nothing_of_its_cost_back():
+    def worsen(work, rng):
+        work[2:, 1, 1] *= 1.04
+        work[120:, 1, 1] *= 1.6
+        return work
+
+    def judge_until(n_steps):
+        trace = simulate(replace(SHAPE, n_steps=n_steps), change=worsen)
+        (found,) = [v for v in judge(trace, with_history=True).verdicts if v.onset is not None]
+        return found
+
+    before, after = judge_until(120), judge_until(124)
+    assert (before.kind, after.kind) == (VerdictKind.DRAG, VerdictKind.CULPRIT)
+    assert after.excess_ns > before.excess_ns
+    assert after.lost_gpu_ns > before.lost_gpu_ns
+
+
 def test_a_worker_that_only_stumbles_often_is_a_culprit_though_its_median_is_ordinary():
     def stumble(work, rng):
         work[2:, 1, 1] *= 1 + 2 * (rng.random(work[2:, 1, 1].shape) < 0.25)

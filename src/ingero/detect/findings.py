@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -21,6 +21,11 @@ MIN_OPS: Final = 10
 SLOW_LINK: Final = 1.5
 """Transfers this many times slower than the peers' make a slow link."""
 MIN_TRANSFERS: Final = 30
+_GRAVEST_FIRST: Final = (
+    (VerdictKind.CULPRIT, ALARM),
+    (VerdictKind.DRAG, NOTICE),  # a drag is dated by the tier that notices drags
+    (VerdictKind.DRAG, ALARM),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +49,15 @@ class Finding:
     own_ns: int = 0
 
 
+class _Sum(NamedTuple):
+    """What slowdowns that do not overlap took, the last of which was over at that time; more excess is greater."""
+
+    excess_ns: int = 0
+    own_ns: int = 0
+    n_slowdowns: int = 0
+    until_ns: float = -math.inf
+
+
 def judge_alone(
     facts: Facts, worker: int, members: Mapping[int, MemberReading], *, with_history: bool
 ) -> Finding:
@@ -53,7 +67,7 @@ def judge_alone(
         facts: What the Judge summed up.
         worker: Whose.
         members: What the members of the groups show, by identity of the group.
-        with_history: Slowdowns that are over count too.
+        with_history: Slowdowns that are over count too, and the worker is charged with all of them.
     """
     why_not = _find_why_unknown(facts, worker)
     if why_not:
@@ -64,21 +78,48 @@ def judge_alone(
     reading = members[id(group)]
     slowdown = reading.slowdowns[reading.columns[worker]]
     ordinary = Finding(VerdictKind.ORDINARY, "works like its peers", slowdown=slowdown)
-    lesser: dict[tuple[VerdictKind, int], Finding] = {}
-    for episode in _episodes(evidence, with_history=with_history):
-        if not facts.evidence.still_stands(group, episode):
-            continue
-        found = _weigh(facts, worker, episode)
-        if found is not None and found.kind is VerdictKind.CULPRIT:
-            return found
-        if found is not None:
-            lesser.setdefault((found.kind, episode.tier), found)
-    for tier in (NOTICE, ALARM):  # a drag is dated by the tier that notices drags
-        if (VerdictKind.DRAG, tier) in lesser:
-            return lesser[VerdictKind.DRAG, tier]
-    for found in lesser.values():
+    weighed = [
+        found
+        for episode in _episodes(evidence, with_history=with_history)
+        if facts.evidence.still_stands(group, episode)
+        and (found := _weigh(facts, worker, episode)) is not None
+    ]
+    for kind, tier in _GRAVEST_FIRST:
+        for found in weighed:
+            if found.episode is not None and (found.kind, found.episode.tier) == (kind, tier):
+                return _add_up(found, weighed) if with_history else found
+    for found in weighed:
         return replace(found, slowdown=slowdown)
     return ordinary
+
+
+def _add_up(named: Finding, weighed: Sequence[Finding]) -> Finding:
+    """What a worker is named for, with all that its slowdowns took.
+
+    Of those that overlap, such as one that both tiers saw, either one counts or what lies beside it: whatever is more.
+    So nothing that is found later makes the sum smaller.
+    """
+    sums = [_Sum()]
+    of_episodes = [(found.episode, found) for found in weighed if found.episode is not None]
+    for episode, found in sorted(of_episodes, key=lambda one: _cleared_ns(one[0])):
+        before = max(one for one in sums if one.until_ns <= episode.onset.entry_ns)
+        sums.append(
+            _Sum(
+                before.excess_ns + found.excess_ns,
+                before.own_ns + found.own_ns,
+                before.n_slowdowns + 1,
+                _cleared_ns(episode),
+            )
+        )
+    most = max(sums)
+    reason = named.reason
+    if most.n_slowdowns > 1:
+        reason += f"; {format_duration(most.excess_ns)} in its {most.n_slowdowns} slowdowns"
+    return replace(named, reason=reason, excess_ns=most.excess_ns, own_ns=most.own_ns)
+
+
+def _cleared_ns(episode: AlarmEpisode) -> float:
+    return math.inf if episode.cleared_ns is None else episode.cleared_ns
 
 
 def _find_why_unknown(facts: Facts, worker: int) -> str:

@@ -104,9 +104,9 @@ class Verdict:
         bet: Which bet carried it; None without an alarm.
         own_ns: Its own time in all.
         wait_ns: What it lost waiting for others, in all.
-        excess_ns: Own time above the median peer's since onset; of a stage that works longer than the others above
-            theirs, in all; otherwise 0 without onset.
-        since_onset_ns: Own time since onset, of such a stage in all; otherwise 0 without onset.
+        excess_ns: Own time above the median peer's since onset, with history that of all its slowdowns; of a stage that
+            works longer than the others above theirs, in all; otherwise 0 without onset.
+        since_onset_ns: Own time in that; otherwise 0 without onset.
         n_ops: Paired operations compared.
         victims: For a culprit, drag or network verdict: who waited for it, longest first.
         charged_to: To whom its waiting is charged to, worker → nanoseconds.

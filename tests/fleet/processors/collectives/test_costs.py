@@ -84,6 +84,20 @@ def tell_hardware(judged, node, provider, model):
     judged.peer_threshold.consume(Batch(Signal.METRICS, export, judged.host.clock.wall_ns()))
 
 
+def test_a_second_alarm_of_a_rank_takes_nothing_of_the_first_ones_cost_back():
+    judged, told = Judged(cost_interval="10s"), []
+    for part, slow in enumerate((3, None, None, None, 3, None, None, None)):
+        runs = job(slow=slow, n_ops=100 if part == 4 else 200, seed=part)
+        for run in runs:
+            run.ops["seq"] += 200 * part
+            run.ops["entry_ns"] += part * 10_000 * NS_PER_S
+        judged.push(runs)
+        judge_after(judged)
+        told.append(seconds(costs(judged) + next_bill(judged), "charged"))
+    assert min(told) >= -0.1
+    assert told[4] == pytest.approx(told[0] / 2, rel=0.1)
+
+
 def test_money_is_the_price_of_the_gpus_that_waited_and_absent_without_a_price():
     judged = Judged(
         rates={"currency": "EUR", "providers": {"ec2": {H100: 12.0}, "gcp": {"l4": 1.0}}}
