@@ -13,6 +13,7 @@ from typing import Final
 
 import numpy as np
 
+from ingero.detect.episodes import AlarmEpisode, OnsetState, remember_episode
 from ingero.detect.groups import PairedOps, PeerGroup
 from ingero.detect.medians import row_medians
 from ingero.detect.peers import BEFORE_FIRST
@@ -25,69 +26,10 @@ from ingero.model.verdicts import Slowdown
 
 SPREAD_WORTH_NAMING: Final = 0.10
 """An operation whose slowest peer exceeds the median by this share counts as spread out."""
-_REMEMBERED_EPISODES: Final = 16
 _REFERENCE_SEGMENTS: Final = 16
 _RECENT_SEGMENTS: Final = 8
 _WARM_UP_SEGMENTS: Final = 2
 _MAX_SEGMENT_KINDS: Final = 8
-
-
-@dataclass(frozen=True, slots=True)
-class OnsetState:
-    """Where a run of slowness began.
-
-    Attributes:
-        view: Index of (worker, communicator).
-        seq: Sequence number there.
-        entry_ns: Entry, on the worker's clock.
-        segment: Its segment.
-        own_before_ns: Compared own time before it.
-        excess_before_ns: Own time above the median peer's before it.
-    """
-
-    view: int = -1
-    seq: int = 0
-    entry_ns: int = 0
-    segment: int = -1
-    own_before_ns: int = 0
-    excess_before_ns: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class AlarmEpisode:
-    """One stay in alarm.
-
-    Attributes:
-        tier: ALARM or NOTICE.
-        onset: Where it began.
-        onset_op: The onset's ordinal among the group's compared operations.
-        since_op: The same in the group that the worker is in now: 0 if it joined that during the episode.
-        detected_ns: Entry of the operation at which evidence sufficed.
-        n_ops_to_detect: Operations from onset to there, both included.
-        is_pooled: The pooled bet's wealth had grown more.
-        log10_evidence: At detection.
-        cleared_ns: Entry of the operation at which it cleared; None while it is open.
-        own_ns: Compared own time of the episode, once it cleared.
-        excess_ns: Own time above the median peer's, once it cleared.
-        slowdown: Once it cleared.
-        cleared_segment: Segment in which it cleared; None while it is open.
-        log_peak: Once it cleared: natural log of the greatest wealth.
-    """
-
-    tier: int
-    onset: OnsetState
-    onset_op: int
-    since_op: int
-    detected_ns: int
-    n_ops_to_detect: int
-    is_pooled: bool
-    log10_evidence: float
-    cleared_ns: int | None = None
-    own_ns: int = 0
-    excess_ns: int = 0
-    slowdown: Slowdown | None = None
-    cleared_segment: int | None = None
-    log_peak: float = 0.0
 
 
 @dataclass(slots=True)
@@ -100,7 +42,7 @@ class WorkerEvidence:
         excess_ns: Own time above the median peer's in them; may be negative.
         n_slowest: Spread-out operations of the group that it is in now in which it was the slowest.
         current: Episode that is open, per tier.
-        past: Episodes that cleared, oldest first.
+        past: Episodes that cleared, oldest first; see `remember_episode`.
         onset: Per tier.
     """
 
@@ -109,7 +51,7 @@ class WorkerEvidence:
     excess_ns: int = 0
     n_slowest: int = 0
     current: list[AlarmEpisode | None] = field(default_factory=lambda: [None] * N_TIERS)
-    past: deque[AlarmEpisode] = field(default_factory=lambda: deque(maxlen=_REMEMBERED_EPISODES))
+    past: list[AlarmEpisode] = field(default_factory=list)
     onset: list[OnsetState] = field(default_factory=lambda: [OnsetState()] * N_TIERS)
 
 
@@ -458,17 +400,16 @@ class RankEvidence:
             own_ns = int(compared.own[at, column]) - episode.onset.own_before_ns
             excess_ns = int(compared.excess[at, column]) - episode.onset.excess_before_ns
             ratio = own_ns / max(own_ns - excess_ns, 1)
-            worker.past.append(
-                replace(
-                    episode,
-                    cleared_ns=entry_ns,
-                    cleared_segment=int(compared.ops.segment[at]),
-                    log_peak=crossing.log_peak,
-                    own_ns=own_ns,
-                    excess_ns=excess_ns,
-                    slowdown=Slowdown(ratio, ratio, ratio),
-                )
+            cleared = replace(
+                episode,
+                cleared_ns=entry_ns,
+                cleared_segment=int(compared.ops.segment[at]),
+                log_peak=crossing.log_peak,
+                own_ns=own_ns,
+                excess_ns=excess_ns,
+                slowdown=Slowdown(ratio, ratio, ratio),
             )
+            remember_episode(worker.past, cleared)
             worker.current[crossing.tier] = None
             return
         onset = (

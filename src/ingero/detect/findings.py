@@ -9,7 +9,8 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from ingero.detect.evidence import AlarmEpisode, MemberReading, WorkerEvidence
+from ingero.detect.episodes import AlarmEpisode
+from ingero.detect.evidence import MemberReading, WorkerEvidence
 from ingero.detect.facts import Facts
 from ingero.detect.groups import PeerGroup
 from ingero.detect.ranks.settings import ALARM, MIN_PEERS, NOTICE
@@ -114,7 +115,7 @@ def _add_up(named: Finding, weighed: Sequence[Finding]) -> Finding:
     most = max(sums)
     reason = named.reason
     if most.n_slowdowns > 1:
-        reason += f"; {format_duration(most.excess_ns)} in its {most.n_slowdowns} slowdowns"
+        reason += f"; {format_duration(most.excess_ns)} with its other slowdowns"
     return replace(named, reason=reason, excess_ns=most.excess_ns, own_ns=most.own_ns)
 
 

@@ -10,7 +10,8 @@ from typing import Final
 import numpy as np
 
 from ingero.detect.charges import charge_wait, invert_charges
-from ingero.detect.evidence import AlarmEpisode, MemberReading, WorkerEvidence
+from ingero.detect.episodes import AlarmEpisode
+from ingero.detect.evidence import MemberReading, WorkerEvidence
 from ingero.detect.facts import Facts
 from ingero.detect.findings import MIN_OPS, Finding, judge_alone, judge_links
 from ingero.detect.groups import PeerGroup

@@ -98,6 +98,21 @@ def test_a_second_alarm_of_a_rank_takes_nothing_of_the_first_ones_cost_back():
     assert told[4] == pytest.approx(told[0] / 2, rel=0.1)
 
 
+def test_a_rank_that_alarms_again_and_again_is_charged_with_all_of_it():
+    """More episodes than are remembered one by one."""
+    judged, told = Judged(cost_interval="10s"), []
+    for part in range(24):
+        runs = job(slow=3 if part % 2 == 0 else None, n_ops=100, seed=part)
+        for run in runs:
+            run.ops["seq"] += 100 * part
+            run.ops["entry_ns"] += part * 10_000 * NS_PER_S
+        judged.push(runs)
+        judge_after(judged)
+        told.append(seconds(costs(judged) + next_bill(judged), "charged"))
+    assert min(told) >= -0.1
+    assert sum(told) == pytest.approx(12 * told[0], rel=0.1)
+
+
 def test_money_is_the_price_of_the_gpus_that_waited_and_absent_without_a_price():
     judged = Judged(
         rates={"currency": "EUR", "providers": {"ec2": {H100: 12.0}, "gcp": {"l4": 1.0}}}

@@ -1,0 +1,94 @@
+"""Stays in alarm: where each began and what it added up to."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, replace
+from typing import Final
+
+from ingero.model.verdicts import Slowdown
+
+_REMEMBERED: Final = 16
+
+
+@dataclass(frozen=True, slots=True)
+class OnsetState:
+    """Where a run of slowness began.
+
+    Attributes:
+        view: Index of (worker, communicator).
+        seq: Sequence number there.
+        entry_ns: Entry, on the worker's clock.
+        segment: Its segment.
+        own_before_ns: Compared own time before it.
+        excess_before_ns: Own time above the median peer's before it.
+    """
+
+    view: int = -1
+    seq: int = 0
+    entry_ns: int = 0
+    segment: int = -1
+    own_before_ns: int = 0
+    excess_before_ns: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class AlarmEpisode:
+    """One stay in alarm; or the oldest ones of a tier, of which the times in between are not summed up.
+
+    Attributes:
+        tier: ALARM or NOTICE.
+        onset: Where it began.
+        onset_op: The onset's ordinal among the group's compared operations.
+        since_op: The same in the group that the worker is in now: 0 if it joined that during the episode.
+        detected_ns: Entry of the operation at which evidence sufficed.
+        n_ops_to_detect: Operations from onset to there, both included.
+        is_pooled: The pooled bet's wealth had grown more.
+        log10_evidence: At detection.
+        cleared_ns: Entry of the operation at which it cleared; None while it is open.
+        own_ns: Compared own time of the episode, once it cleared.
+        excess_ns: Own time above the median peer's, once it cleared.
+        slowdown: Once it cleared.
+        cleared_segment: Segment in which it cleared; None while it is open.
+        log_peak: Once it cleared: natural log of the greatest wealth.
+    """
+
+    tier: int
+    onset: OnsetState
+    onset_op: int
+    since_op: int
+    detected_ns: int
+    n_ops_to_detect: int
+    is_pooled: bool
+    log10_evidence: float
+    cleared_ns: int | None = None
+    own_ns: int = 0
+    excess_ns: int = 0
+    slowdown: Slowdown | None = None
+    cleared_segment: int | None = None
+    log_peak: float = 0.0
+
+
+def remember_episode(past: list[AlarmEpisode], episode: AlarmEpisode) -> None:
+    """Add an episode that cleared; beyond 16 the two oldest of one tier become one, which took what both took."""
+    past.append(episode)
+    if len(past) <= _REMEMBERED:
+        return
+    n_of_tier = Counter(one.tier for one in past)
+    tier = next(one.tier for one in past if n_of_tier[one.tier] > 1)
+    first, second = [at for at, one in enumerate(past) if one.tier == tier][:2]
+    past[first] = _merge(past[first], past.pop(second))
+
+
+def _merge(first: AlarmEpisode, second: AlarmEpisode) -> AlarmEpisode:
+    own_ns, excess_ns = first.own_ns + second.own_ns, first.excess_ns + second.excess_ns
+    ratio = own_ns / max(own_ns - excess_ns, 1)
+    return replace(
+        first,
+        cleared_ns=second.cleared_ns,
+        cleared_segment=second.cleared_segment,
+        log_peak=max(first.log_peak, second.log_peak),
+        own_ns=own_ns,
+        excess_ns=excess_ns,
+        slowdown=Slowdown(ratio, ratio, ratio),
+    )
