@@ -1,12 +1,15 @@
 """What the pusher sends of a process with the plug-in. A transport of the test's own hears the exports."""
 
+import fcntl
 import os
 import time
 
+import numpy as np
 import pytest
 
 from ingero.agent.collectives.device import DeviceCollectives
 from ingero.agent.collectives.host import CollectiveTracker
+from ingero.agent.collectives.plugin_ring import HEADER, MAGIC, MAX_RINGS, PLACE, RECORD, VERSION
 from ingero.agent.collectives.push import CollectivePusher, PushPace
 from ingero.agent.collectives.run_queue import RunQueue
 from ingero.agent.health.push_body import NodeIdentity
@@ -64,6 +67,31 @@ def pusher(rings, clock, ear):
     )
     yield pusher
     pusher.finish()
+
+
+@pytest.fixture
+def forge(rings):
+    """Makes rings of this process with one communicator and any values, as any user can for its own process."""
+    files = []
+
+    def make(place, name=f"{PID}-forged.ring"):
+        header = np.zeros(1, HEADER)
+        header["magic"], header["version"], header["n_records"] = MAGIC, VERSION, 1
+        header["record_bytes"], header["n_comms"] = RECORD.itemsize, 1
+        row = np.zeros(1, PLACE)
+        row["is_live"] = 1
+        for key, value in place.items():
+            row[key] = value
+        folder = rings / "ingero-nccl-forged"
+        folder.mkdir(exist_ok=True)
+        file = (folder / name).open("wb", buffering=0)
+        fcntl.flock(file, fcntl.LOCK_EX)
+        file.write(header.tobytes() + row.tobytes() + bytes(RECORD.itemsize))
+        files.append(file)
+
+    yield make
+    for file in files:
+        file.close()
 
 
 def look(pusher, clock, after_ns):
@@ -126,3 +154,33 @@ def test_a_process_that_ended_is_asked_no_more(join, pusher, clock, ear, rings):
     comm.play(3000, 4000)
     look(pusher, clock, 10 * NS_PER_S)
     assert sum(len(run.ops) for run in ear.runs) == 1
+
+
+FORGED = {"entered": 1 << 63, "left": 1 << 63, "entry_ns": 1 << 62, "n_ranks": 0, "rank": 1 << 20}
+
+
+@pytest.mark.parametrize("name", FORGED)
+def test_a_place_without_sense_is_refused_once_and_the_others_are_told(
+    forge, join, pusher, clock, ear, name
+):
+    pusher.note_process(PID, 2)
+    join(comm=0xCC, rank=2, n_ranks=4).play(1000, 2000)
+    forge({"comm": 0xDD, "entered": 5, "entry_ns": 1, "n_ranks": 4} | {name: FORGED[name]})
+    look(pusher, clock, 20 * NS_PER_S)
+    look(pusher, clock, 20 * NS_PER_S)
+    told = {one.comm for one in ear.standings}
+    if name == "left":  # read while it was written: the rank left what it entered
+        assert told == {f"{0xCC:016x}", f"{0xDD:016x}"}
+        assert pusher.count_outcomes().plugin_refused == 0
+    else:
+        assert told == {f"{0xCC:016x}"}
+        assert pusher.count_outcomes().plugin_refused == 1
+
+
+def test_one_process_has_a_bounded_number_of_rings(forge, pusher, clock):
+    for number in range(2 * MAX_RINGS):
+        forge({"comm": number + 1, "entered": 1, "n_ranks": 2}, name=f"{PID}-{number}.ring")
+    pusher.note_process(PID, 2)
+    look(pusher, clock, NS_PER_S)
+    look(pusher, clock, 20 * NS_PER_S)
+    assert len(pusher._device.positions(PID)) == MAX_RINGS

@@ -12,7 +12,7 @@ from ingero.agent.health.push_body import NodeIdentity
 from ingero.agent.health.service import AgentSettings
 from ingero.agent.health.transport import TransportSettings
 from ingero.agent.metrics.exporting import PrometheusPage
-from ingero.agent.metrics.health import HealthSeries
+from ingero.agent.metrics.health import HealthSeries, iter_collective_series
 from ingero.agent.push.live import LiveCallbacks, open_live
 from ingero.cli.commands.fleet_push import _printer
 from ingero.model.events import NcclOp
@@ -99,3 +99,45 @@ def test_the_plugin_of_a_process_that_ended_without_a_record_is_not_asked_any_mo
         assert 4242 in observer.pusher._device._plugins
         observer.on_unrecorded_ends([4242])
         wait_until(lambda: 4242 not in observer.pusher._device._plugins)
+
+
+def test_a_fault_in_a_round_of_pushing_is_said_once_and_counted_and_does_not_end_pushing(
+    settings, collector
+):
+    notes, lines = [], []
+
+    def follow(_agent, find_counts):
+        return lambda _look, _notes: lines.append(find_counts())
+
+    faults = []
+
+    def fail(_pid, _rank, _ops):
+        if len(faults) < 2:
+            faults.append(1)
+            raise OverflowError("too large")
+
+    callbacks = LiveCallbacks(follow, notify=notes.append)
+    with open_live(settings, SystemClock(), callbacks) as observer:
+        observer.pusher.on_finished = fail
+        for n_faults in (1, 2):
+            end(observer, n_faults)
+            wait_until(lambda n=n_faults: lines and lines[-1].push_faults == n)
+        assert lines[-1].describe_loss() == "; 2 rounds of pushing failed"
+        end(observer, 3)
+        wait_until(lambda: collector.logs)
+    (note,) = notes
+    assert note.startswith(
+        "a round of pushing failed, the next one runs: OverflowError('too large') in "
+    )
+    page = PrometheusPage()
+    page.take(tuple(iter_collective_series(lines[-1])), 0)
+    assert "ingero_agent_push_faults_total 2" in page.render().splitlines()
+
+
+def end(observer, seq):
+    """A collective of a process that ended."""
+    records = np.zeros(1, get_dtype("collective"))
+    records["seq"], records["pid"], records["op"] = seq, 42 + seq, NcclOp.ALL_REDUCE
+    records["comm_hash"], records["nranks"] = 0xAB, 4
+    observer.on_events("collectives", records, np.zeros(0))
+    observer.pusher.note_exit(42 + seq)

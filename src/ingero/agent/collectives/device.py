@@ -26,7 +26,7 @@ import numpy.typing as npt
 from ingero.agent.collectives.host import ROW, SETTLE_NS, CommPosition, Finished, own_times
 from ingero.agent.collectives.plugin_ring import RECORD, NcclRing, find_rings_of
 from ingero.model.arrays import BoolArray, IntArray, Records
-from ingero.model.collectives import COLLECTIVE_OP, UNKNOWN_NS, ClockKind, CollectiveOp
+from ingero.model.collectives import COLLECTIVE_OP, MAX_SEQ, UNKNOWN_NS, ClockKind, CollectiveOp
 from ingero.units import NS_PER_S
 
 _Kind = tuple[int, int, int]
@@ -51,7 +51,7 @@ class DeviceCounts:
         n_ops: Collectives with device times.
         n_superseded: Host rows that were dropped for them.
         n_lost: Collectives that plug-ins could not tell, or that were not read in time.
-        n_refused: Records without sense, or of processes that are several ranks of one communicator.
+        n_refused: Records and places without sense, or of processes that are several ranks of one communicator.
     """
 
     n_ops: int = 0
@@ -74,6 +74,7 @@ class _PluginProcess:
     distances: IntArray = field(default_factory=lambda: np.zeros(0, np.int64))
     free_ns: int = UNKNOWN_NS
     n_lost: int = 0
+    n_refused_places: int = 0
     positions: dict[str, CommPosition] = field(default_factory=dict)
 
     @property
@@ -156,6 +157,13 @@ class DeviceCollectives:
 
     def _read_process(self, plugin: _PluginProcess) -> None:
         positions = np.concatenate([ring.read_communicators() for ring in plugin.rings.values()])
+        is_sound_place = _find_sound_places(positions)
+        n_refused = int((~is_sound_place).sum())
+        self.counts.n_refused += max(
+            n_refused - plugin.n_refused_places, 0
+        )  # those seen before stay in the table
+        plugin.n_refused_places = n_refused
+        positions = positions[is_sound_place]
         plugin.is_several |= len(np.unique(positions["comm"])) < len(positions)
         records = np.concatenate([ring.read() for ring in plugin.rings.values()])
         n_lost = sum(ring.counts.n_lost for ring in plugin.rings.values())
@@ -259,6 +267,7 @@ def _find_sound(records: Records) -> BoolArray:
     start_ns, stop_ns = records["gpu_start_ns"], records["gpu_stop_ns"]
     sound: BoolArray = (
         (records["seq"] > 0)
+        & (records["seq"] <= MAX_SEQ)
         & (records["rank"] >= 0)
         & (records["rank"] < records["n_ranks"])
         & (records["n_ranks"] <= _MAX_RANKS)
@@ -268,6 +277,18 @@ def _find_sound(records: Records) -> BoolArray:
         & (stop_ns - start_ns < _MAX_DURATION_NS)
         & (records["host_start_ns"] < _MAX_TIME_NS)
         & (records["host_seen_ns"] < _MAX_TIME_NS)
+    )
+    return sound
+
+
+def _find_sound_places(positions: Records) -> BoolArray:
+    """Rows of the table of communicators that can be true; ``left`` may be of a later moment than ``entered``."""
+    sound: BoolArray = (
+        (positions["entered"] <= MAX_SEQ)
+        & (positions["rank"] >= 0)
+        & (positions["rank"] < positions["n_ranks"])
+        & (positions["n_ranks"] <= _MAX_RANKS)
+        & (positions["entry_ns"] < _MAX_TIME_NS)
     )
     return sound
 
@@ -284,7 +305,7 @@ def _note_starts(plugin: _PluginProcess, records: Records) -> None:
 def _note_positions(plugin: _PluginProcess, positions: Records) -> None:
     """Take the table of communicators; one that is gone is forgotten."""
     now: dict[str, CommPosition] = {}
-    for row in positions[(positions["entered"] > 0) & (positions["rank"] >= 0)]:
+    for row in positions[positions["entered"] > 0]:
         name, entered, entry_ns = (
             f"{int(row['comm']):016x}",
             int(row["entered"]),
@@ -299,7 +320,7 @@ def _note_positions(plugin: _PluginProcess, positions: Records) -> None:
             int(row["rank"]),
             int(row["n_ranks"]),
             entered,
-            int(row["left"]) or None,
+            min(int(row["left"]), entered) or None,
             entry_ns,
             CollectiveOp(int(row["op"]) if row["op"] in _OPS else 0),
             period_ns,

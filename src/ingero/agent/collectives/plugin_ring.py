@@ -7,6 +7,7 @@ where a mapping would give SIGBUS. The writer never waits; what it overwrote bef
 from __future__ import annotations
 
 import fcntl
+import itertools
 import os
 import stat
 from dataclasses import dataclass
@@ -68,6 +69,8 @@ MAGIC: Final = 0x314C_4343_4E47_4E49
 VERSION: Final = 1
 MAX_RECORDS: Final = 1 << 16
 MAX_COMMS: Final = 1 << 12
+MAX_RINGS: Final = 16
+"""Of one process: a plug-in makes one, and a process may load a few."""
 FOLDER: Final = "ingero-nccl-"
 SUFFIX: Final = ".ring"
 _PROC: Final = Path("/proc")
@@ -260,7 +263,7 @@ def find_rings_of(
         known: Names of files that need not be looked at.
 
     Returns:
-        By file name; empty when it has none, is gone, or may not be looked at.
+        By file name, with the known ones at most `MAX_RINGS`; empty when it has none, is gone, or may not be looked at.
     """
     folder = _PROC / str(pid)
     try:
@@ -275,4 +278,5 @@ def find_rings_of(
     except OSError:  # it ended meanwhile
         return {}
     found = ((path.name, find_ring(path, owner)) for path in paths if path.name not in known)
-    return {name: ring for name, ring in found if ring is not None}
+    rings = ((name, ring) for name, ring in found if ring is not None)
+    return dict(itertools.islice(rings, max(MAX_RINGS - len(known), 0)))

@@ -18,9 +18,10 @@ class CollectiveCounts:
         plugin_told: Operations that the plug-in for NCCL timed by the device's clock.
         plugin_replaced: Rows of the probes that these replaced.
         plugin_lost: Operations that the plug-in could not record, or that were not read in time; the probes' row stays.
-        plugin_refused: Its records that make no sense, or are of processes that are several ranks of one communicator.
+        plugin_refused: Its rows without sense, or of processes that are several ranks of one communicator.
         requests_taken: Requests that Fleet took.
         requests_failed: Requests that it did not take; what they held is sent again.
+        push_faults: Rounds of the pushing thread that a fault of the agent ended.
         diagnoses_asked: Questions of Fleet why a rank is slow.
         diagnoses_sent: Answers that Fleet took.
         diagnoses_declined: Answers that say why it was not looked into.
@@ -44,6 +45,7 @@ class CollectiveCounts:
     plugin_refused: int = 0
     requests_taken: int = 0
     requests_failed: int = 0
+    push_faults: int = 0
     diagnoses_asked: int = 0
     diagnoses_sent: int = 0
     diagnoses_declined: int = 0
@@ -67,6 +69,8 @@ class CollectiveCounts:
     def describe_loss(self) -> str:
         """What to add to a line for people; empty while nothing is lost or waits on disk."""
         parts = [f"; {self.n_not_sent} collectives not sent"] if self.n_not_sent else []
+        if self.push_faults:
+            parts.append(f"; {self.push_faults} rounds of pushing failed")
         if self.spill_batches:
             parts.append(f"; {self.spill_batches} batches of collectives wait on disk")
         if self.spill_problem:

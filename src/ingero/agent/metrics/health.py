@@ -62,6 +62,11 @@ def iter_collective_series(collective_counts: CollectiveCounts) -> Iterator[Seri
         (((), float(collective_counts.without_end)),), "ingero_agent_collectives_without_end_total",
     )  # fmt: skip
     yield Series(
+        "ingero.agent.push_faults", Kind.SUM, "1",
+        "Rounds of the pushing thread that a fault of the agent ended; the next one runs.",
+        (((), float(collective_counts.push_faults)),), "ingero_agent_push_faults_total",
+    )  # fmt: skip
+    yield Series(
         "ingero.agent.collectives_waiting", Kind.GAUGE, "1",
         "Collectives that are kept in memory until Fleet takes them.", (((), float(collective_counts.waiting)),),
     )  # fmt: skip

@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 import numpy as np
@@ -39,6 +39,7 @@ from ingero.agent.health.service import (
 from ingero.agent.health.signals.reading import Reading, Signals
 from ingero.agent.health.spill import open_spill
 from ingero.agent.metrics.machine import Processors
+from ingero.agent.push.rounds import PushRounds
 from ingero.config.environment import ring_parent
 from ingero.model.arrays import Records
 from ingero.model.events import Events
@@ -52,8 +53,6 @@ STALE_NS: Final = 3 * NS_PER_S
 _SIGNAL: Final = 0x7F
 _STATUS_BITS: Final = 8
 # Of the kernel's exit code, as wait(2) gives it: the signal below the core-dump bit, the exit status above both.
-PUSH_CHECK_S: Final = 0.2
-"""Between two checks of the pushing thread for operations that are complete."""
 _END_S: Final = 10.0
 """How long the last pushes may take, at least: the machine may be busy, not only Fleet."""
 
@@ -258,9 +257,11 @@ def open_live(
             DeviceCollectives(ring_parent()),
         )
         pusher.on_finished = history.add_ops
+        rounds = PushRounds(pusher, history, clock, callbacks.notify)
 
         def count_outcomes() -> CollectiveCounts:
-            return examiner.add_outcomes(pusher.count_outcomes())
+            counts = examiner.add_outcomes(pusher.count_outcomes())
+            return replace(counts, push_faults=rounds.n_faults)
 
         agent = stack.enter_context(open_agent(health, source, clock, stop, callbacks.find_labels))
         threads = [
@@ -269,7 +270,7 @@ def open_live(
                 args=(callbacks.follow(agent, count_outcomes),),
                 daemon=True,
             ),
-            threading.Thread(target=_push, args=(pusher, history, clock, stop), daemon=True),
+            threading.Thread(target=rounds.run, args=(stop,), daemon=True),
         ]
         for thread in threads:
             thread.start()
@@ -321,12 +322,3 @@ class LiveAgent:
         ):
             self.on_ready(session)
             session.run(stop.is_set)
-
-
-def _push(
-    pusher: CollectivePusher, history: CounterHistory, clock: Clock, stop: threading.Event
-) -> None:
-    while not stop.wait(PUSH_CHECK_S):
-        pusher.push_due()
-        history.read_due(clock.mono_ns())
-    pusher.finish()

@@ -1,0 +1,67 @@
+"""The pushing thread's work, round by round."""
+
+from __future__ import annotations
+
+import threading
+import traceback
+from collections.abc import Callable
+from typing import Final
+
+from ingero.agent.collectives.push import CollectivePusher
+from ingero.agent.diagnosis.history import CounterHistory
+from ingero.telemetry.clock import Clock
+
+PUSH_CHECK_S: Final = 0.2
+"""Between two checks of the pushing thread for operations that are complete."""
+_MAX_NOTED: Final = 16
+"""Places of faults that are written; faults of others are counted alone."""
+
+
+class PushRounds:
+    """Pushes what is due until it is to stop; a fault costs the round in which it happens.
+
+    Args:
+        pusher: Pushes collectives.
+        history: Reads counters.
+        clock: Both clocks.
+        notify: Gets a sentence for the first fault of each place.
+
+    Attributes:
+        n_faults: Rounds that failed since the start.
+    """
+
+    def __init__(
+        self,
+        pusher: CollectivePusher,
+        history: CounterHistory,
+        clock: Clock,
+        notify: Callable[[str], None],
+    ) -> None:
+        self.n_faults = 0
+        self._pusher = pusher
+        self._history = history
+        self._clock = clock
+        self._notify = notify
+        self._noted: set[tuple[str, str, int | None]] = set()
+
+    def run(self, stop: threading.Event) -> None:
+        """Body of the thread."""
+        while not stop.wait(PUSH_CHECK_S):
+            self._try(self._pusher.push_due)
+            self._try(self._read_counters)
+        self._try(self._pusher.finish)
+
+    def _read_counters(self) -> None:
+        self._history.read_due(self._clock.mono_ns())
+
+    def _try(self, action: Callable[[], None]) -> None:
+        try:
+            action()
+        except Exception as error:  # noqa: BLE001 - what one process wrote must not end the pushes of all others
+            self.n_faults += 1
+            raised = traceback.extract_tb(error.__traceback__)[-1]
+            place = type(error).__name__, raised.filename, raised.lineno
+            if place not in self._noted and len(self._noted) < _MAX_NOTED:
+                self._noted.add(place)
+                where = f"{raised.filename}:{raised.lineno}"
+                self._notify(f"a round of pushing failed, the next one runs: {error!r} in {where}")
