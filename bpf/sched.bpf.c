@@ -101,16 +101,33 @@ int sched_switch_3(u64 *ctx)
 	return on_switch(ctx[0], prev, (struct task_struct *)ctx[2], prev->__state);
 }
 
+/* The departure of a task that is being woken; NULL for one that is not watched, or was woken before. */
+INLINE struct ig_departure *asleep(struct task_struct *task)
+{
+	u32 tid = task->pid;
+	struct ig_departure *left = bpf_map_lookup_elem(&departures, &tid);
+
+	return left && !left->woken_ns ? left : 0;
+}
+
+/* Runs where the waker runs; sched_wakeup may run on the CPU that the woken task is queued on, whatever runs there. */
+SEC("tp_btf/sched_waking")
+int sched_waking(u64 *ctx)
+{
+	struct ig_departure *left = asleep((struct task_struct *)ctx[0]);
+
+	if (left)
+		left->waker_pid = bpf_get_current_pid_tgid() >> 32;
+	return 0;
+}
+
 SEC("tp_btf/sched_wakeup")
 int sched_wakeup(u64 *ctx)
 {
-	u32 tid = ((struct task_struct *)ctx[0])->pid;
-	struct ig_departure *left = bpf_map_lookup_elem(&departures, &tid);
+	struct ig_departure *left = asleep((struct task_struct *)ctx[0]);
 
-	if (left && !left->woken_ns) {
-		left->waker_pid = bpf_get_current_pid_tgid() >> 32;
+	if (left)
 		left->woken_ns = bpf_ktime_get_ns();
-	}
 	return 0;
 }
 

@@ -47,7 +47,7 @@ def test_a_place_that_the_kernel_lacks_costs_that_program_only(load, monkeypatch
     names = features._read_names().replace(b"\0btf_trace_sched_switch\0", b"\0\0")
     monkeypatch.setattr(features, "_read_names", lambda: names)
     found = load()
-    assert set(found.loaded.programs) == {"sched_wakeup", "sched_exit"}
+    assert set(found.loaded.programs) == {"sched_waking", "sched_wakeup", "sched_exit"}
     (refusal,) = found.refusals
     assert refusal.program == NEWEST
     assert features.describe_kernel() in refusal.reason

@@ -175,6 +175,45 @@ def as_gpu_process(start_engine):
     return start
 
 
+WAKE = """
+import os, sys, time
+sys.stdin.readline()
+for _ in range(100):
+    time.sleep(0.001)
+    os.write(1, b".")
+"""
+
+
+def test_who_woke_a_thread_of_another_cpu_is_told(as_gpu_process):
+    cpus = sorted(os.sched_getaffinity(0))
+    if len(cpus) < 2:
+        pytest.skip("this machine has one CPU")
+    waker_command = ["taskset", "-c", str(cpus[0]), sys.executable, "-c", WAKE]
+    with subprocess.Popen(
+        waker_command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0
+    ) as waker:
+        os.sched_setaffinity(0, {cpus[-1]})
+        try:
+            engine = as_gpu_process("sched")
+            waker.stdin.write(b"go\n")
+            os.read(waker.stdout.fileno(), 1)
+            began_ns = time.monotonic_ns()
+            for _ in range(99):
+                os.read(waker.stdout.fileno(), 1)
+            ended_ns = time.monotonic_ns()
+        finally:
+            os.sched_setaffinity(0, cpus)
+    kept = [engine.rings["off_cpus"].empty()]
+    engine.drain({"off_cpus": lambda view: kept.append(view.copy())})
+    records = np.concatenate(kept)
+    starts = records["header"]["mono_ns"]
+    is_it = (records["tid"] == os.getpid()) & (records["reason"] == OffCpuReason.SLEEP)
+    slept = records[is_it & (starts >= began_ns) & (starts < ended_ns)]
+    assert len(slept) > 0
+    assert set(slept["waker_pid"].tolist()) == {waker.pid}
+    assert set(BUILDERS["off_cpus"](slept, 0)["other_pid"].tolist()) == {waker.pid}
+
+
 def counts_of(engine, source, op):
     keys, counts = engine.state.read_counts()
     is_it = (keys["pid"] == os.getpid()) & (keys["source"] == source) & (keys["op"] == op)
