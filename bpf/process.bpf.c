@@ -11,6 +11,22 @@ struct {
 	MAP_UINT(max_entries, 1 << 20);
 } unfinished SEC(".maps");
 
+struct ended {
+	u64 start_ns; /* of the thread group's leader, since boot: a number is used again, a number and this are not */
+	u32 pid;
+	u32 reserved;
+};
+
+/* Processes whose end was recorded lately. */
+struct {
+	MAP_UINT(type, BPF_MAP_TYPE_LRU_HASH);
+	MAP_UINT(max_entries, 4096);
+	MAP_TYPE(key, struct ended);
+	MAP_TYPE(value, u8);
+} ends SEC(".maps");
+
+enum { EEXIST = 17 };
+
 INLINE void write_event(struct task_struct *task, u16 event, u32 other_pid)
 {
 	struct ig_process *record = bpf_ringbuf_reserve(&processes, sizeof(*record), 0);
@@ -100,6 +116,15 @@ INLINE void write_unfinished(struct task_struct *task, const struct ig_thread *t
 	}
 }
 
+/* Threads that end together have all counted themselves out of `live` before the first comes here. */
+INLINE bool is_first_end(struct task_struct *task)
+{
+	struct ended ended = {.start_ns = task->group_leader->start_boottime, .pid = task->tgid};
+	u8 yes = 1;
+
+	return bpf_map_update_elem(&ends, &ended, &yes, BPF_NOEXIST) != -EEXIST;
+}
+
 SEC("tp_btf/sched_process_exit")
 int process_exit(u64 *ctx)
 {
@@ -117,7 +142,7 @@ int process_exit(u64 *ctx)
 	bpf_map_delete_elem(&filter_pids, &pid);
 	bpf_map_delete_elem(&gpu_pids, &pid);
 	bpf_map_delete_elem(&pythons, &pid);
-	if (is_told) /* last: the reader, when it wakes, sees who is left */
+	if (is_told && is_first_end(task)) /* last: the reader, when it wakes, sees who is left */
 		write_event(task, IG_PROCESS_EXIT, 0);
 	return 0;
 }

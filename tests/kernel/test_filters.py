@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from ingero.agent.capture.kernel import syscalls
 from ingero.agent.capture.kernel.abi import ProcessEvent
 from ingero.agent.capture.probes.engine import EngineSettings
 from ingero.model.events import IoOp
@@ -164,6 +165,28 @@ def test_processes_are_told_of_if_they_are_watched(start, watch):
     assert stranger.pid not in told
     ended = records[records["event"] == ProcessEvent.EXIT]["pid"].tolist()
     assert len([pid for pid in ended if pid == ours.pid]) == 1
+
+
+def test_a_process_whose_last_threads_end_together_ends_once(start, start_engine):
+    engine = start_engine(EngineSettings(host_probes=("process",)), attach=False, is_started=False)
+    engine.control.watch_uid(os.getuid())
+    engine.start_host_probes()
+    (exits,) = (
+        loaded.programs["process_exit"]
+        for loaded in engine._objects
+        if "process_exit" in loaded.programs
+    )
+    # Threads that end together all find that no other lives on. Here each is seen twice instead.
+    again = syscalls.attach_tracing(exits)
+    try:
+        ended = [start(*python("")) for _ in range(3)]
+        for process in ended:
+            process.communicate()
+    finally:
+        os.close(again)
+    records = read_ring(engine, "processes")
+    told = records[records["event"] == ProcessEvent.EXIT]["pid"].tolist()
+    assert [told.count(process.pid) for process in ended] == [1, 1, 1]
 
 
 @pytest.fixture
