@@ -26,6 +26,7 @@ from ingero.cli.settings_file import (
 )
 from ingero.config.agent_file import CONFIG_PATHS, SETTINGS_FILE, find_settings_file
 from ingero.errors import ConfigError
+from ingero.otlp.names import Signal
 from ingero.units import NS_PER_S
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -50,6 +51,25 @@ def refuse(folder, text):
     with pytest.raises(ConfigError) as raised:
         load_settings(Path(write(folder, text)), cli)
     return [str(problem) for problem in raised.value.problems]
+
+
+@pytest.mark.parametrize(
+    ("more", "url"),
+    [
+        ("endpoint: 'fleet:4318', insecure: true", "http://fleet:4318/v1/metrics"),
+        ("endpoint: 'fleet:4318'", "https://fleet:4318/v1/metrics"),
+        ("endpoint: 'http://fleet:4318'", "http://fleet:4318/v1/metrics"),
+    ],
+)
+def test_trace_pushes_where_the_file_sends_fleet_push(tmp_path, capsys, more, url):
+    file = write(tmp_path, f"fleet: {{cluster_id: prod, {more}}}\n")
+    assert run_program(cli, ["config", "validate", file]) == 0
+    assert not capsys.readouterr().err
+    push = take("fleet-push", "--config", file, "--stub")
+    settings = build_settings(push.push, push.remediate, GpuFacts(), push.spans)
+    traced = take("trace", "--config", file).build_push()
+    for transport in (settings.transport, traced.transport):
+        assert transport.endpoint.signal_url(Signal.METRICS) == url
 
 
 @pytest.mark.parametrize("name", CONFIGS)

@@ -20,7 +20,6 @@ from ingero.cli.options import (
     placed,
     read_pids,
 )
-from ingero.errors import ConfigError
 from ingero.units import NS_PER_S
 
 if TYPE_CHECKING:
@@ -160,12 +159,12 @@ class TraceConfig:
     annotate: AnnotateConfig = group()
     fleet: PushConfig = group(
         *("fleet_endpoint", "fleet_cluster_id", "fleet_workload_type", "fleet_push_interval"),
-        *("fleet_bearer_token_file", "fleet_tls_ca", "fleet_tls_cert", "fleet_tls_key"),
+        *("fleet_insecure", "fleet_bearer_token_file"),
+        *("fleet_tls_ca", "fleet_tls_cert", "fleet_tls_key"),
         fleet_endpoint={
             "names": ("--fleet",),
             "required": False,
             "default": "",
-            "metavar": "URL",
             "help": "Push health and collectives to this Fleet meanwhile, as `ingero fleet-push` does.",
         },
         fleet_cluster_id={
@@ -199,11 +198,6 @@ class TraceConfig:
         from ingero.agent.health.signals.node_facts import find_gpus
         from ingero.cli.push_settings import build_settings
 
-        if "://" not in fleet.fleet_endpoint:
-            raise ConfigError(
-                f"--fleet {fleet.fleet_endpoint!r} is not a URL",
-                hint="write http:// or https:// before it",
-            )
         workload = fleet.fleet_workload_type
         if self.inference.inference and workload == "unknown":
             workload = "inference"
