@@ -1,5 +1,6 @@
 """What every command of every program shares: exit codes, closed pipes, full disks."""
 
+import os
 import subprocess
 import sys
 
@@ -8,10 +9,11 @@ import pytest
 INGERO = [sys.executable, "-m", "ingero"]
 
 
-def shell(line):
+def shell(line, environ=None):
     return subprocess.run(
         ["/bin/bash", "-o", "pipefail", "-c", line.replace("ingero", " ".join(INGERO), 1)],
-        capture_output=True, text=True, timeout=120, check=False,
+        capture_output=True, text=True, timeout=120, check=False, env={**os.environ, **(environ or {})},
+        errors="replace",
     )  # fmt: skip
 
 
@@ -104,3 +106,19 @@ def test_failure_without_an_interrupt_keeps_its_status():
     )
     assert done.returncode == 1
     assert "ZeroDivisionError" in done.stderr
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "iso-8859-1", "utf-8"])
+@pytest.mark.parametrize("line", ["demo incident", "replay AR --offline"])
+def test_output_that_cannot_write_a_character_writes_its_number(line, encoding):
+    done = shell(f"ingero {line}", {"PYTHONIOENCODING": encoding})
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout
+
+
+def test_a_path_of_other_bytes_is_written_under_utf_8(tmp_path):
+    path = tmp_path / "a\udcff.yaml"
+    path.write_text("fleet: {cluster_id: a}\n")
+    done = shell(f"ingero config validate {tmp_path}/a*.yaml", {"PYTHONIOENCODING": "utf-8:strict"})
+    assert (done.returncode, done.stderr) == (0, "")
+    assert r"a\udcff.yaml: valid" in done.stdout

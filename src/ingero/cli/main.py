@@ -6,6 +6,7 @@ Command modules import their heavy libraries inside the command body, so that ``
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -103,6 +104,9 @@ def run_program(program: click.Command, args: Sequence[str] | None = None) -> in
         4 for a database that failed; 130 after Ctrl-C. A reader that closed the pipe is not an error.
     """
     keep_line_breaks(program)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # A character or a byte of a path that the output's encoding lacks is written by its number, as on stderr.
+        sys.stdout.reconfigure(errors="backslashreplace")
     stdout, stderr = sys.stdout, sys.stderr
     try:
         return _run(program, args)

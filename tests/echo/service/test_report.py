@@ -10,7 +10,7 @@ from tests.echo.service.conftest import ALL, push
 
 from ingero.cli.main import run_program
 from ingero.cli.programs.echo import cli
-from ingero.cli.programs.echo_focus import FOCUS_COLUMNS
+from ingero.cli.programs.echo_focus import FOCUS_COLUMNS, write_ndjson
 from ingero.otlp.names import Signal
 from ingero.wire.costs import CHARGED, UNATTRIBUTED, CostRecord, build_cost_records
 from ingero.wire.remediation import RemediationEntry, build_remediation_records
@@ -195,3 +195,9 @@ def test_what_is_wrong_is_said_with_the_next_step(told, tmp_path):
     status, _, err = told("--url", "http://127.0.0.1:9")
     assert status != 0
     assert "no Echo answers at http://127.0.0.1:9" in err
+
+
+def test_lines_of_json_need_no_more_than_ascii():
+    text = write_ndjson([{"ResourceId": "n\udcff\u00e9"}])
+    assert text.isascii()
+    assert json.loads(text) == {"ResourceId": "n\udcff\u00e9"}

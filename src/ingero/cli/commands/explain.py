@@ -113,7 +113,7 @@ def command(config: ExplainConfig) -> None:
 def _to_json(answer: object) -> str:
     import msgspec
 
-    return msgspec.json.format(msgspec.json.encode(answer), indent=2).decode()
+    return json.dumps(msgspec.json.decode(msgspec.json.encode(answer)), indent=2)
 
 
 def as_text(answer: ExplainAnswer | NodesAnswer) -> str:

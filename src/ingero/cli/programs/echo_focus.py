@@ -69,8 +69,8 @@ def write_csv(records: Iterable[Mapping[str, Any]]) -> str:
 
 
 def write_ndjson(records: Iterable[Mapping[str, Any]]) -> str:
-    """An object a line."""
-    return "".join(f"{json.dumps(record, ensure_ascii=False)}\n" for record in records)
+    """An object a line, in ASCII: it stays JSON whatever the output's encoding is."""
+    return "".join(f"{json.dumps(record)}\n" for record in records)
 
 
 FOCUS_FORMATS: Final = {"csv": write_csv, "ndjson": write_ndjson}
