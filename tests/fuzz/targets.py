@@ -33,7 +33,7 @@ from ingero.agent.capture.stacks.unwind_table import UnwindTable
 from ingero.agent.collectives.plugin_ring import HEADER, MAGIC, PLACE, RECORD, find_ring
 from ingero.agent.events.sink import SinkState
 from ingero.agent.inference.engines import SGLANG, VLLM
-from ingero.agent.inference.scrape import read_page
+from ingero.agent.inference.pages import read_page
 from ingero.config.acl import parse_acl
 from ingero.config.document import parse_document
 from ingero.config.model import parse_model

@@ -18,15 +18,15 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 
 from ingero.agent.inference import scrape
 from ingero.agent.inference.engines import SGLANG, TGI, TRITON, VLLM, find_engine, find_option
+from ingero.agent.inference.pages import MAX_MODELS, read_page
 from ingero.agent.inference.scrape import (
     EngineScraper,
     EngineState,
     ScrapeOutcome,
     ScrapeSettings,
     find_engines,
-    read_page,
 )
-from ingero.agent.metrics.exporting import PrometheusPage
+from ingero.agent.metrics.exporting import PrometheusPage, build_export
 from ingero.agent.metrics.series import Distribution
 from ingero.errors import BadDataError
 from ingero.testing.clock import ManualClock
@@ -137,7 +137,8 @@ nv_gpu_utilization{gpu_uuid="GPU-1"} 0.78
 def told(page, engine):
     """Numbers of a page by name and model."""
     return {
-        (metric.name, model): number for (metric, model), number in read_page(page, engine).items()
+        (metric.name, model): number
+        for (metric, model), number in read_page(page, engine).numbers.items()
     }
 
 
@@ -221,10 +222,12 @@ def test_options_are_read_in_both_forms():
     assert find_option(["vllm", "--port"], ("--port",)) == ""
 
 
-def write_process(proc, pid, line):
+def write_process(proc, pid, line, *, start_ticks=0):
     folder = proc / str(pid)
-    folder.mkdir()
+    folder.mkdir(exist_ok=True)
     (folder / "cmdline").write_bytes("\0".join(line.split()).encode() + b"\0")
+    if start_ticks:
+        (folder / "stat").write_text(f"{pid} (a (b) c) S {'0 ' * 18}{start_ticks} 0\n")
 
 
 def test_each_port_is_one_engine_and_a_wrong_port_is_the_usual_one(tmp_path):
@@ -336,9 +339,101 @@ def test_an_engine_that_does_not_listen_is_unreachable_and_one_that_ended_is_gon
         assert list(scraper.iter_series()) == []
 
 
+def starts_of(scraper):
+    """Start of what an engine counted, as it is pushed, in seconds by name and model; the trace began at 7."""
+    some = [one for one in scraper.iter_series() if one.name.startswith("gen_ai.")]
+    export = build_export(some, {}, 7 * NS_PER_S, (WALL_S + 3600) * NS_PER_S)
+    found = {}
+    for metric in export.root.resource_metrics[0].scope_metrics[0].metrics:
+        for point in (metric.histogram or metric.sum).data_points:
+            labels = {item.key: item.value.string_value for item in point.attributes}
+            start_s = point.start_time_unix_nano / NS_PER_S
+            found[metric.name, labels["gen_ai.request.model"]] = start_s
+    return found
+
+
+TOKENS = 'vllm:prompt_tokens_total{{model_name="{}"}} {}\n'
+WALL_S = ManualClock().wall_ns() // NS_PER_S
+
+
+@pytest.mark.parametrize(
+    ("more", "stat", "start_s"),
+    [
+        (f"process_start_time_seconds {WALL_S - 60}.5\n", True, WALL_S - 60 + 0.5),
+        ("", True, 1_700_000_012.34),
+        ("process_start_time_seconds NaN\n", True, 1_700_000_012.34),
+        (f"process_start_time_seconds {WALL_S + 60}\n", True, 1_700_000_012.34),  # not yet
+        ("", False, 0),
+    ],
+    ids=["page", "process", "nan", "future", "unknown"],
+)
+def test_sums_of_an_engine_begin_with_it_and_not_with_the_trace(proc, more, stat, start_s):
+    if stat:
+        (proc / "stat").write_text("cpu 1 2\nbtime 1700000000\n")
+    page = (TOKENS.format("a", 5_000_000_000) + more + PAGE_OF_TTFT).encode()
+    with (
+        serve(lambda: (200, page)) as port,
+        scraper_of([], ManualClock(), [5]) as scraper,
+    ):
+        write_process(proc, 5, f"vllm serve a --port {port}", start_ticks=1234)
+        scraper.scrape_due()
+        assert starts_of(scraper) == {
+            ("gen_ai.token.usage.input", "a"): pytest.approx(start_s, abs=1e-6),
+            ("gen_ai.server.time_to_first_token", "a"): pytest.approx(start_s, abs=1e-6),
+        }
+
+
+PAGE_OF_TTFT = """\
+# TYPE vllm:time_to_first_token_seconds histogram
+vllm:time_to_first_token_seconds_bucket{model_name="a",le="+Inf"} 3
+vllm:time_to_first_token_seconds_sum{model_name="a"} 1.5
+"""
+
+
+def test_a_sum_that_fell_begins_anew_with_the_others_of_its_model(proc):
+    """Also after a page that could not be read, and without the sums of a model that did not fall."""
+    pages = [
+        TOKENS.format("a", 100) + TOKENS.format("b", 100) + PAGE_OF_TTFT,
+        "<html>",
+        TOKENS.format("a", 99) + TOKENS.format("b", 100) + PAGE_OF_TTFT,
+        TOKENS.format("a", 100) + TOKENS.format("b", 101) + PAGE_OF_TTFT,
+        TOKENS.format("a", 101) + TOKENS.format("b", 101) + PAGE_OF_TTFT.replace("} 3", "} 2"),
+    ]
+    clock, found = ManualClock(), []
+    with (
+        serve(lambda: (200, pages[len(found)].encode())) as port,
+        scraper_of([], clock, [5]) as scraper,
+    ):
+        write_process(proc, 5, f"vllm serve a --port {port}")
+        for _ in pages:
+            scraper.scrape_due()
+            found.append(starts_of(scraper))
+            clock.advance(10 * NS_PER_S)
+    tokens = ("gen_ai.token.usage.input", "a")
+    assert [one.get(tokens) for one in found] == [0, None, WALL_S + 20, WALL_S + 20, WALL_S + 40]
+    assert found[4]["gen_ai.server.time_to_first_token", "a"] == WALL_S + 40
+    assert {one.get(("gen_ai.token.usage.input", "b")) for one in found} == {0, None}
+
+
+def test_a_page_that_names_another_start_begins_anew(proc):
+    pages = [
+        TOKENS.format("a", 1) + f"process_start_time_seconds {WALL_S - 90}\n",
+        TOKENS.format("a", 1) + f"process_start_time_seconds {WALL_S - 30}\n",
+    ]
+    with (
+        serve(lambda: (200, pages.pop(0).encode())) as port,
+        scraper_of([], ManualClock(), [5]) as scraper,
+    ):
+        write_process(proc, 5, f"vllm serve a --port {port}")
+        scraper.scrape_due()
+        assert set(starts_of(scraper).values()) == {WALL_S - 90}
+        scraper.scrape_due()
+        assert set(starts_of(scraper).values()) == {WALL_S - 30}
+
+
 def test_many_models_of_one_page_are_bounded():
     lines = [f'nv_inference_request_success{{model="{i:04}"}} 1' for i in range(1000)]
-    assert len(read_page("\n".join(lines) + "\n", TRITON)) == scrape.MAX_MODELS
+    assert len(read_page("\n".join(lines) + "\n", TRITON).numbers) == MAX_MODELS
 
 
 @contextmanager

@@ -22,9 +22,14 @@ from ingero.agent.capture.kernel.abi import N_COPY_KINDS, get_dtype
 from ingero.agent.capture.totals import RetiredCounts, Totals
 from ingero.agent.events.sink_server import serve_sink
 from ingero.agent.health.transport import HttpTransport, TransportSettings
-from ingero.agent.metrics.exporting import MetricObserver, OtlpPusher, PrometheusPage
+from ingero.agent.metrics.exporting import (
+    MetricObserver,
+    OtlpPusher,
+    PrometheusPage,
+    build_export,
+)
 from ingero.agent.metrics.recent import RecentDurations
-from ingero.agent.metrics.series import iter_call_series
+from ingero.agent.metrics.series import Distribution, Kind, Series, iter_call_series
 from ingero.config import Endpoint
 from ingero.model.events import CudaOp, NcclOp, Source
 from ingero.model.latency import build_bucket_edges_ns
@@ -215,6 +220,23 @@ def test_a_process_that_has_the_pid_of_a_rank_is_not_that_rank():
     lines = [line for line in page.render().splitlines() if line.startswith("ingero_nccl_calls")]
     assert lines
     assert not any("rank=" in line for line in lines)
+
+
+def test_points_that_count_from_a_moment_of_their_own_are_pushed_with_it():
+    """Of two engines one is known to run since 5 s after 1970; since when the other does is not known."""
+    a, b = ((("server.port", 1),), (("server.port", 2),))
+    starts = {a: 5 * 10**9, b: 0}
+    tokens = Series("tokens", Kind.SUM, "1", "", ((a, 7.0), (b, 8.0)), starts=starts)
+    times = Series(
+        "times", Kind.HISTOGRAM, "s", "", ((a, Distribution((), (1,), 1.0)),), starts=starts
+    )
+    own = Series("own", Kind.SUM, "1", "", ((a, 1.0),))
+    export = build_export([tokens, times, own], {}, 10**18, 10**18 + 1)
+    metrics = {one.name: one for one in export.root.resource_metrics[0].scope_metrics[0].metrics}
+    found = {one.as_int: one.start_time_unix_nano for one in metrics["tokens"].sum.data_points}
+    assert found == {7: 5 * 10**9, 8: 0}
+    assert metrics["times"].histogram.data_points[0].start_time_unix_nano == 5 * 10**9
+    assert metrics["own"].sum.data_points[0].start_time_unix_nano == 10**18
 
 
 def test_where_processes_ran_is_forgotten_when_there_are_many_and_nothing_is_counted_of_them():

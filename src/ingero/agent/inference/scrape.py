@@ -1,25 +1,28 @@
 """Reads the metrics of serving engines on this machine, every few seconds, in a thread of its own.
 
-Pages are other people's text: their size and the number of models are bounded, redirects are not followed, and a page
-that cannot be read is counted and reported once.
+Pages are other people's text: their size is bounded, redirects are not followed, and a page that cannot be read is
+counted and reported once.
 """
 
 from __future__ import annotations
 
 import asyncio
+import os
 import ssl
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import httpx
 
+from ingero.agent.capture.discover.identity import parse_stat
 from ingero.agent.capture.discover.processes import iter_pids
 from ingero.agent.inference.engines import EngineMetric, ServingEngine, find_engine, find_option
-from ingero.agent.metrics.series import Distribution, Kind, Labels, Series
+from ingero.agent.inference.pages import MAX_TEXT, Number, SumStarts, read_page
+from ingero.agent.metrics.series import Kind, Labels, Series
 from ingero.closing import Closing
 from ingero.errors import BadDataError, UnsupportedError
 from ingero.telemetry.clock import Clock
@@ -27,14 +30,10 @@ from ingero.units import NS_PER_S
 
 MAX_PAGE_BYTES: Final = 4 << 20
 MAX_ENGINES: Final = 64
-MAX_MODELS: Final = 16
-MAX_TEXT: Final = 256
 _TIMEOUT_S: Final = 3.0  # of one answer, from the connection to its last byte
 _NO_TLS: Final = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
 """Pages are read by plain HTTP: a client would load the machine's certificates for nothing each time."""
-_MODEL_LABELS: Final = ("model_name", "model")
-_UNREADABLE: Final = (ValueError, KeyError, IndexError, TypeError, AttributeError, OverflowError)
-"""What prometheus_client's parser raises on text that is no page, and numbers that are none."""
+_TICK_NS: Final = NS_PER_S // os.sysconf("SC_CLK_TCK")
 
 
 class ScrapeOutcome(StrEnum):
@@ -63,7 +62,17 @@ class ScrapeSettings:
     redetect_ns: int = 30 * NS_PER_S
 
 
-Number = float | Distribution
+@dataclass(frozen=True, slots=True)
+class EngineReading:
+    """What the last page said.
+
+    Attributes:
+        numbers: By metric and model; none where it could not be read.
+        starts: Since when sums count, by model; see `SumStarts`.
+    """
+
+    numbers: Mapping[tuple[EngineMetric, str], Number] = field(default_factory=dict)
+    starts: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -75,7 +84,9 @@ class EngineState:
         pid: Its process.
         port: Of its metrics.
         model: As its command line has it; empty when it does not.
-        numbers: The last page: by metric and model.
+        started_ns: When its process started, Unix time; 0 where that is not known.
+        reading: The last page.
+        sums: Since when its sums count.
         outcomes: Readings so far.
         last: Outcome of the last one; None before the first.
     """
@@ -84,7 +95,9 @@ class EngineState:
     pid: int
     port: int
     model: str
-    numbers: Mapping[tuple[EngineMetric, str], Number] = field(default_factory=dict)
+    started_ns: int = 0
+    reading: EngineReading = field(default_factory=EngineReading)
+    sums: SumStarts = field(default_factory=SumStarts)
     outcomes: dict[ScrapeOutcome, int] = field(default_factory=dict)
     last: ScrapeOutcome | None = None
 
@@ -106,100 +119,18 @@ def find_engines(pids: Iterable[int], proc: Path = Path("/proc")) -> Iterator[En
         if port not in ports and len(ports) < MAX_ENGINES:
             ports.add(port)
             model = find_option(arguments, engine.model_options)[:MAX_TEXT]
-            yield EngineState(engine, pid, port, model)
+            yield EngineState(engine, pid, port, model, _read_start_ns(pid, proc))
 
 
-def read_page(text: str, engine: ServingEngine) -> dict[tuple[EngineMetric, str], Number]:
-    """What is known of a page, by metric and model.
-
-    Samples of one model, such as those of several ranks, are added up; of a share the greatest counts.
-
-    Raises:
-        BadDataError: It is no page in Prometheus' text format.
-    """
-    from prometheus_client.parser import text_string_to_metric_families  # noqa: PLC0415
-
+def _read_start_ns(pid: int, proc: Path) -> int:
+    """When a process started, Unix time to the second at which the machine did; 0 where that cannot be read."""
     try:
-        samples: dict[str, list[Any]] = {}
-        for family in text_string_to_metric_families(text):
-            for sample in family.samples:
-                samples.setdefault(sample.name, []).append(sample)
-        found: dict[tuple[EngineMetric, str], Number] = {}
-        known: set[str] = set()
-        for metric in engine.metrics:
-            if metric.name in known:
-                continue
-            numbers = _read_metric(metric, samples)
-            known |= {metric.name} if numbers else set()
-            found |= {(metric, model): number for model, number in numbers.items()}
-    except _UNREADABLE as error:
-        raise BadDataError(f"not a page of metrics: {error!r}"[:MAX_TEXT]) from error
-    return found
-
-
-def _read_metric(metric: EngineMetric, samples: Mapping[str, list[Any]]) -> dict[str, Number]:
-    is_histogram = metric.kind is Kind.HISTOGRAM
-    name = f"{metric.theirs}_bucket" if is_histogram else metric.theirs
-    by_model: dict[str, list[Any]] = {}
-    # The parser gives counters that lack it the suffix that OpenMetrics wants.
-    for sample in samples.get(name, samples.get(f"{name}_total", [])):
-        if metric.only is None or sample.labels.get(metric.only[0]) == metric.only[1]:
-            by_model.setdefault(_find_model(sample), []).append(sample)
-    some = sorted(by_model)[:MAX_MODELS]
-    if is_histogram:
-        sums = samples.get(f"{metric.theirs}_sum", ())
-        return {
-            model: _add_up(by_model[model], [one for one in sums if _is_of(one, metric, model)])
-            for model in some
-        }
-    is_share = metric.name.endswith(".utilization")
-    return {
-        model: metric.scale
-        * (max if is_share else sum)([_read_number(one.value) for one in by_model[model]])
-        for model in some
-    }
-
-
-def _find_model(sample: Any) -> str:  # noqa: ANN401 - a type of an optional package
-    return next(
-        (sample.labels[key][:MAX_TEXT] for key in _MODEL_LABELS if key in sample.labels), ""
-    )
-
-
-def _is_of(sample: Any, metric: EngineMetric, model: str) -> bool:  # noqa: ANN401 - as above
-    is_only = metric.only is None or sample.labels.get(metric.only[0]) == metric.only[1]
-    return is_only and _find_model(sample) == model
-
-
-def _read_number(value: float) -> float:
-    """A number that can be added up.
-
-    Raises:
-        ValueError: It is not finite.
-    """
-    number = float(value)
-    if not abs(number) < float("inf"):
-        raise ValueError(f"{value} is not finite")
-    return number
-
-
-def _add_up(buckets: list[Any], sums: list[Any]) -> Distribution:
-    """A histogram out of cumulative buckets of several label sets, which have the same bounds."""
-    cumulative: dict[float, float] = {}
-    for bucket in buckets:
-        bound = float(bucket.labels["le"])
-        cumulative[bound] = cumulative.get(bound, 0.0) + _read_number(bucket.value)
-    bounds = sorted(cumulative)
-    if not bounds or bounds[-1] != float("inf"):
-        raise ValueError("a histogram without a last bucket")
-    counts, before = [], 0.0
-    for bound in bounds:
-        counts.append(round(cumulative[bound] - before))
-        before = cumulative[bound]
-    if min(counts) < 0:
-        raise ValueError("buckets that are not cumulative")
-    total = sum(_read_number(one.value) for one in sums)
-    return Distribution(tuple(bounds[:-1]), tuple(counts), total)
+        _, ticks = parse_stat((proc / str(pid) / "stat").read_text(errors="replace"))
+        lines = (proc / "stat").read_text().splitlines()
+        boot_s = next(int(line.split()[1]) for line in lines if line.startswith("btime "))
+    except (OSError, ValueError, IndexError, StopIteration):
+        return 0
+    return boot_s * NS_PER_S + ticks * _TICK_NS
 
 
 async def _get(url: str) -> tuple[int, bytes]:
@@ -309,7 +240,7 @@ class EngineScraper(Closing):
         state.outcomes[outcome] = state.outcomes.get(outcome, 0) + 1
         where = f"{state.engine.name} on port {state.port}"
         if outcome is not ScrapeOutcome.TAKEN:
-            state.numbers = {}  # absent is not what it was
+            state.reading = EngineReading()  # absent is not what it was
             if outcome is not state.last:
                 self._report(f"{where}: its metrics are not read: {detail}")
         elif state.last not in {None, ScrapeOutcome.TAKEN}:
@@ -327,31 +258,40 @@ class EngineScraper(Closing):
         if len(page) > MAX_PAGE_BYTES:
             return ScrapeOutcome.TOO_LARGE, f"{url} has over {MAX_PAGE_BYTES} bytes"
         try:
-            numbers = read_page(page.decode(errors="replace"), state.engine)
+            found = read_page(page.decode(errors="replace"), state.engine)
         except BadDataError as error:
             return ScrapeOutcome.MALFORMED, f"{url}: {error.message}"
-        if not numbers:
+        if not found.numbers:
             return ScrapeOutcome.UNKNOWN_METRICS, f"{url} has none of {state.engine.name}'s metrics"
-        state.numbers = numbers
+        now_ns = self._clock.wall_ns()
+        is_known = 0 < found.started_s <= now_ns / NS_PER_S
+        started_ns = round(found.started_s * NS_PER_S) if is_known else state.started_ns
+        # Both at once: the tracing thread reads them meanwhile.
+        state.reading = EngineReading(
+            found.numbers, state.sums.take(found.numbers, started_ns, now_ns)
+        )
         return ScrapeOutcome.TAKEN, ""
 
     def iter_series(self) -> Iterator[Series]:
         """What the last pages said, and what became of all readings."""
         points: dict[str, list[tuple[Labels, Number]]] = {}
         metrics: dict[str, EngineMetric] = {}
+        starts: dict[Labels, int] = {}
         outcomes: list[tuple[Labels, float]] = []
         for state in self.engines:
             where: Labels = (("gen_ai.system", state.engine.name), ("server.port", state.port))
-            for (metric, model), number in state.numbers.items():
+            reading = state.reading
+            for (metric, model), number in reading.numbers.items():
                 labels = (*where, ("gen_ai.request.model", model or state.model))
                 points.setdefault(metric.name, []).append((labels, number))
                 metrics[metric.name] = metric
+                starts[labels] = reading.starts.get(model, 0)
             outcomes += [
                 ((*where, ("outcome", outcome.value)), float(n))
                 for outcome, n in sorted(state.outcomes.items())
             ]
         for name in sorted(points):
-            yield _build_series(metrics[name], tuple(points[name]))
+            yield _build_series(metrics[name], tuple(points[name]), starts)
         if outcomes:
             yield Series(
                 "ingero.infer.scrapes", Kind.SUM, "1", "Readings of engines' metrics, by what became of them.",
@@ -359,10 +299,14 @@ class EngineScraper(Closing):
             )  # fmt: skip
 
 
-def _build_series(metric: EngineMetric, points: tuple[tuple[Labels, Number], ...]) -> Series:
+def _build_series(
+    metric: EngineMetric,
+    points: tuple[tuple[Labels, Number], ...],
+    starts: Mapping[Labels, int],
+) -> Series:
     plain = metric.name.replace(".", "_")
     unit = {"s": "_seconds"}.get(metric.unit, "")
     end = "_total" if metric.kind is Kind.SUM else ""
     return Series(
-        metric.name, metric.kind, metric.unit, metric.description, points, f"{plain}{unit}{end}"
-    )
+        metric.name, metric.kind, metric.unit, metric.description, points, f"{plain}{unit}{end}", starts
+    )  # fmt: skip

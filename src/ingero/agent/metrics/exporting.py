@@ -252,7 +252,7 @@ def build_export(
     wall_ns: int,
     resources: Resources | None = None,
 ) -> Export:
-    """One metrics request; sums and histograms are cumulative since ``started_ns``.
+    """One metrics request; sums and histograms are cumulative since ``started_ns``, or since a start of their own.
 
     Points of a process of which it is known where it runs have a resource of their own, that says so.
     """
@@ -283,7 +283,9 @@ def _split_by_process(
 def _build_metric(series: Series, started_ns: int, wall_ns: int) -> Metric:
     if series.kind is Kind.HISTOGRAM:
         points = [
-            _build_histogram_point(labels, value, started_ns, wall_ns)
+            _build_histogram_point(
+                labels, value, _find_start_ns(series, labels, started_ns, wall_ns), wall_ns
+            )
             for labels, value in series.points
             if isinstance(value, Distribution)
         ]
@@ -300,11 +302,24 @@ def _build_metric(series: Series, started_ns: int, wall_ns: int) -> Metric:
     ]
     if series.kind is Kind.GAUGE:
         return build_gauge(series.name, numbers, series.unit, series.description)
-    numbers = [replace(point, start_time_unix_nano=started_ns) for point in numbers]
+    starts = [
+        _find_start_ns(series, labels, started_ns, wall_ns)
+        for labels, value in series.points
+        if not isinstance(value, Distribution)
+    ]
+    numbers = [
+        replace(point, start_time_unix_nano=start_ns)
+        for point, start_ns in zip(numbers, starts, strict=True)
+    ]
     metric = build_sum(series.name, numbers, series.unit, series.description)
     if series.kind is Kind.UP_DOWN and metric.sum is not None:
         metric.sum.is_monotonic = False
     return metric
+
+
+def _find_start_ns(series: Series, labels: Labels, started_ns: int, wall_ns: int) -> int:
+    """Since when a point counts; a thread that reads an engine meanwhile may know of a start after ``wall_ns``."""
+    return min(series.starts.get(labels, started_ns), wall_ns)
 
 
 def _build_histogram_point(

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Final
 
@@ -64,6 +64,8 @@ class Series:
         description: For people.
         points: A value per set of labels.
         prometheus: Name for Prometheus where the documented one differs.
+        starts: Since when points count that do not count since tracing began, by their labels: Unix time, 0 where it
+            is not known.
     """
 
     name: str
@@ -72,6 +74,7 @@ class Series:
     description: str
     points: tuple[tuple[Labels, float | Distribution], ...]
     prometheus: str = ""
+    starts: Mapping[Labels, int] = field(default_factory=dict)
 
     @property
     def prometheus_name(self) -> str:

@@ -16,7 +16,8 @@ from ingero.units import NS_PER_MS, format_duration, format_size
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from ingero.agent.inference.scrape import EngineScraper, EngineState, Number
+    from ingero.agent.inference.pages import Number
+    from ingero.agent.inference.scrape import EngineScraper, EngineState
     from ingero.agent.inference.watch import InferenceSettings, InferenceWatch, StepOutlier
 
 MIN_RATIO: Final = 2.0
@@ -220,7 +221,7 @@ def build_engine_line(state: EngineState) -> dict[str, Any]:
                 "unit": metric.unit,
                 **_build_number(number),
             }
-            for (metric, model), number in state.numbers.items()
+            for (metric, model), number in state.reading.numbers.items()
         ],
     }
 
@@ -234,7 +235,7 @@ def _build_number(number: Number) -> dict[str, float]:
 def describe_engine(state: EngineState) -> str:
     """The same in a line for people: means of its histograms, and what waits."""
     parts = []
-    for (metric, model), number in state.numbers.items():
+    for (metric, model), number in state.reading.numbers.items():
         name = metric.name.removeprefix("gen_ai.").removeprefix("server.")
         of = f" {clean(model)}" if model else ""
         if isinstance(number, float | int):

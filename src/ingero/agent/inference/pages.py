@@ -1,0 +1,165 @@
+"""What is known of an engine's page of metrics, and since when its sums count.
+
+Pages are other people's text: the number of models is bounded, and what is no page is bad data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from ingero.agent.inference.engines import EngineMetric, ServingEngine
+from ingero.agent.metrics.series import Distribution, Kind
+from ingero.errors import BadDataError
+
+MAX_MODELS: Final = 16
+MAX_TEXT: Final = 256
+_MODEL_LABELS: Final = ("model_name", "model")
+_UNREADABLE: Final = (ValueError, KeyError, IndexError, TypeError, AttributeError, OverflowError)
+"""What prometheus_client's parser raises on text that is no page, and numbers that are none."""
+Number = float | Distribution
+
+
+@dataclass(frozen=True, slots=True)
+class EnginePage:
+    """What is known of a page.
+
+    Attributes:
+        numbers: By metric and model.
+        started_s: When the process that made the page started, Unix time, as it says; 0 where it does not.
+    """
+
+    numbers: Mapping[tuple[EngineMetric, str], Number]
+    started_s: float
+
+
+@dataclass(slots=True)
+class SumStarts:
+    """Since when the sums of one engine count: since its start, and those of a model anew when one of them falls."""
+
+    _started_ns: int = 0
+    _models: dict[str, tuple[int, Mapping[str, float]]] = field(default_factory=dict)
+
+    def take(
+        self, numbers: Mapping[tuple[EngineMetric, str], Number], started_ns: int, now_ns: int
+    ) -> dict[str, int]:
+        """Starts by model, Unix time; 0 where it is not known.
+
+        Args:
+            numbers: A page's.
+            started_ns: Start of the engine; 0 where it is not known.
+            now_ns: When it was read.
+        """
+        if started_ns != self._started_ns:
+            self._started_ns = started_ns
+            self._models.clear()
+        by_model: dict[str, dict[str, float]] = {}
+        for (metric, model), number in numbers.items():
+            if metric.kind is not Kind.GAUGE:
+                count = sum(number.counts) if isinstance(number, Distribution) else number
+                by_model.setdefault(model, {})[metric.name] = count
+        for model, counts in by_model.items():
+            start_ns, before = self._models.pop(model, (started_ns, {}))
+            if any(count < before.get(name, count) for name, count in counts.items()):
+                # The true start is not known; one before now would overlap with what was pushed meanwhile.
+                start_ns, before = now_ns, {}
+            self._models[model] = start_ns, {**before, **counts}
+        absent = [model for model in self._models if model not in by_model]
+        for model in absent[: max(0, len(self._models) - MAX_MODELS)]:
+            del self._models[model]
+        return {model: self._models[model][0] for model in by_model}
+
+
+def read_page(text: str, engine: ServingEngine) -> EnginePage:
+    """What is known of a page.
+
+    Samples of one model, such as those of several ranks, are added up; of a share the greatest counts.
+
+    Raises:
+        BadDataError: It is no page in Prometheus' text format.
+    """
+    from prometheus_client.parser import text_string_to_metric_families  # noqa: PLC0415
+
+    try:
+        samples: dict[str, list[Any]] = {}
+        for family in text_string_to_metric_families(text):
+            for sample in family.samples:
+                samples.setdefault(sample.name, []).append(sample)
+        found: dict[tuple[EngineMetric, str], Number] = {}
+        known: set[str] = set()
+        for metric in engine.metrics:
+            if metric.name in known:
+                continue
+            numbers = _read_metric(metric, samples)
+            known |= {metric.name} if numbers else set()
+            found |= {(metric, model): number for model, number in numbers.items()}
+        started = samples.get("process_start_time_seconds")
+        return EnginePage(found, float(started[0].value) if started else 0.0)
+    except _UNREADABLE as error:
+        raise BadDataError(f"not a page of metrics: {error!r}"[:MAX_TEXT]) from error
+
+
+def _read_metric(metric: EngineMetric, samples: Mapping[str, list[Any]]) -> dict[str, Number]:
+    is_histogram = metric.kind is Kind.HISTOGRAM
+    name = f"{metric.theirs}_bucket" if is_histogram else metric.theirs
+    by_model: dict[str, list[Any]] = {}
+    # The parser gives counters that lack it the suffix that OpenMetrics wants.
+    for sample in samples.get(name, samples.get(f"{name}_total", [])):
+        if metric.only is None or sample.labels.get(metric.only[0]) == metric.only[1]:
+            by_model.setdefault(_find_model(sample), []).append(sample)
+    some = sorted(by_model)[:MAX_MODELS]
+    if is_histogram:
+        sums = samples.get(f"{metric.theirs}_sum", ())
+        return {
+            model: _add_up(by_model[model], [one for one in sums if _is_of(one, metric, model)])
+            for model in some
+        }
+    is_share = metric.name.endswith(".utilization")
+    return {
+        model: metric.scale
+        * (max if is_share else sum)([_read_number(one.value) for one in by_model[model]])
+        for model in some
+    }
+
+
+def _find_model(sample: Any) -> str:  # noqa: ANN401 - a type of an optional package
+    return next(
+        (sample.labels[key][:MAX_TEXT] for key in _MODEL_LABELS if key in sample.labels), ""
+    )
+
+
+def _is_of(sample: Any, metric: EngineMetric, model: str) -> bool:  # noqa: ANN401 - as above
+    is_only = metric.only is None or sample.labels.get(metric.only[0]) == metric.only[1]
+    return is_only and _find_model(sample) == model
+
+
+def _read_number(value: float) -> float:
+    """A number that can be added up.
+
+    Raises:
+        ValueError: It is not finite.
+    """
+    number = float(value)
+    if not abs(number) < float("inf"):
+        raise ValueError(f"{value} is not finite")
+    return number
+
+
+def _add_up(buckets: list[Any], sums: list[Any]) -> Distribution:
+    """A histogram out of cumulative buckets of several label sets, which have the same bounds."""
+    cumulative: dict[float, float] = {}
+    for bucket in buckets:
+        bound = float(bucket.labels["le"])
+        cumulative[bound] = cumulative.get(bound, 0.0) + _read_number(bucket.value)
+    bounds = sorted(cumulative)
+    if not bounds or bounds[-1] != float("inf"):
+        raise ValueError("a histogram without a last bucket")
+    counts, before = [], 0.0
+    for bound in bounds:
+        counts.append(round(cumulative[bound] - before))
+        before = cumulative[bound]
+    if min(counts) < 0:
+        raise ValueError("buckets that are not cumulative")
+    total = sum(_read_number(one.value) for one in sums)
+    return Distribution(tuple(bounds[:-1]), tuple(counts), total)
