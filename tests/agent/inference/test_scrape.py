@@ -345,7 +345,8 @@ def starts_of(scraper):
     export = build_export(some, {}, 7 * NS_PER_S, (WALL_S + 3600) * NS_PER_S)
     found = {}
     for metric in export.root.resource_metrics[0].scope_metrics[0].metrics:
-        for point in (metric.histogram or metric.sum).data_points:
+        sums = metric.histogram or metric.sum
+        for point in sums.data_points if sums else ():
             labels = {item.key: item.value.string_value for item in point.attributes}
             start_s = point.start_time_unix_nano / NS_PER_S
             found[metric.name, labels["gen_ai.request.model"]] = start_s
@@ -429,6 +430,56 @@ def test_a_page_that_names_another_start_begins_anew(proc):
         assert set(starts_of(scraper).values()) == {WALL_S - 90}
         scraper.scrape_due()
         assert set(starts_of(scraper).values()) == {WALL_S - 30}
+
+
+@pytest.mark.parametrize(
+    ("pid", "model", "start_ticks"),
+    [(6, "a", 1234), (5, "b", 1234), (5, "a", 9999)],
+    ids=["pid", "model", "reused-pid"],
+)
+def test_an_engine_that_was_restarted_on_its_port_is_another_one(proc, pid, model, start_ticks):
+    """With its own model, process and start, and without the old one's numbers; readings stay counted."""
+    (proc / "stat").write_text("btime 1700000000\n")
+    answers = [(200, PAGE_OF_TGI.encode()), (503, b""), (200, PAGE_OF_TGI.encode())]
+    said, clock, pids = [], ManualClock(), [5]
+    with serve(lambda: answers.pop(0)) as port, scraper_of(said, clock, pids) as scraper:
+        line = f"text-generation-launcher --port {port} --model-id"
+        write_process(proc, 5, f"{line} a", start_ticks=1234)
+        scraper.scrape_due()
+        write_process(proc, pid, f"{line} {model}", start_ticks=start_ticks)
+        pids[:] = [pid]
+        clock.advance(30 * NS_PER_S)
+        scraper.scrape_due()
+        (state,) = scraper.engines
+        assert (state.pid, state.model, dict(state.reading.numbers)) == (pid, model, {})
+        scraper.scrape_due()
+    assert set(starts_of(scraper).items()) > {
+        (("gen_ai.server.request.success", model), 1_700_000_000 + start_ticks / 100)
+    }
+    assert state.outcomes == {ScrapeOutcome.TAKEN: 2, ScrapeOutcome.REFUSED: 1}
+    assert said[1] == f"tgi (pid {pid}): another one than before is read on port {port}"
+
+
+def test_readings_stay_counted_when_an_engine_was_away(proc):
+    clock, pids = ManualClock(), [5]
+    with (
+        serve(lambda: (200, PAGE_OF_TGI.encode())) as port,
+        scraper_of([], clock, pids) as scraper,
+    ):
+        write_process(proc, 5, f"text-generation-launcher --port {port}")
+        for known in ([5], [], [5]):
+            pids[:] = known
+            scraper.scrape_due()
+            clock.advance(30 * NS_PER_S)
+        assert scraper.engines[0].outcomes == {ScrapeOutcome.TAKEN: 2}
+
+
+def test_of_processes_with_one_port_the_first_that_started_is_the_engine(tmp_path):
+    """A fork may have the lower number once numbers have begun anew."""
+    (tmp_path / "stat").write_text("btime 1700000000\n")
+    write_process(tmp_path, 5, "vllm serve a", start_ticks=2000)
+    write_process(tmp_path, 9, "vllm serve a", start_ticks=1000)
+    assert [one.pid for one in find_engines([5, 9], tmp_path)] == [9]
 
 
 def test_many_models_of_one_page_are_bounded():

@@ -30,6 +30,8 @@ from ingero.units import NS_PER_S
 
 MAX_PAGE_BYTES: Final = 4 << 20
 MAX_ENGINES: Final = 64
+MAX_PORTS: Final = 1024
+"""Of engines whose readings stay counted while they are away, so that the counts do not fall."""
 _TIMEOUT_S: Final = 3.0  # of one answer, from the connection to its last byte
 _NO_TLS: Final = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
 """Pages are read by plain HTTP: a client would load the machine's certificates for nothing each time."""
@@ -84,7 +86,8 @@ class EngineState:
         pid: Its process.
         port: Of its metrics.
         model: As its command line has it; empty when it does not.
-        started_ns: When its process started, Unix time; 0 where that is not known.
+        start_ticks: When its process started, in clock ticks since boot; 0 where that is not known, as below.
+        started_ns: The same in Unix time.
         reading: The last page.
         sums: Since when its sums count.
         outcomes: Readings so far.
@@ -95,17 +98,23 @@ class EngineState:
     pid: int
     port: int
     model: str
+    start_ticks: int = 0
     started_ns: int = 0
     reading: EngineReading = field(default_factory=EngineReading)
     sums: SumStarts = field(default_factory=SumStarts)
     outcomes: dict[ScrapeOutcome, int] = field(default_factory=dict)
     last: ScrapeOutcome | None = None
 
+    @property
+    def identity(self) -> tuple[int, int, str]:
+        """What differs once another engine has the port."""
+        return self.pid, self.start_ticks, self.model
+
 
 def find_engines(pids: Iterable[int], proc: Path = Path("/proc")) -> Iterator[EngineState]:
-    """The engines among processes, by their command lines, each port once."""
-    ports: set[int] = set()
-    for pid in sorted(pids):
+    """The engines among processes, by their command lines, of each port that which started first."""
+    found: list[EngineState] = []
+    for pid in pids:
         try:
             text = (proc / str(pid) / "cmdline").read_bytes().decode(errors="replace")
         except OSError:  # ended, or not ours to read
@@ -116,21 +125,24 @@ def find_engines(pids: Iterable[int], proc: Path = Path("/proc")) -> Iterator[En
             continue
         value = find_option(arguments, engine.port_options)
         port = int(value) if value.isdecimal() and 0 < int(value) < 1 << 16 else engine.port
-        if port not in ports and len(ports) < MAX_ENGINES:
-            ports.add(port)
-            model = find_option(arguments, engine.model_options)[:MAX_TEXT]
-            yield EngineState(engine, pid, port, model, _read_start_ns(pid, proc))
+        model = find_option(arguments, engine.model_options)[:MAX_TEXT]
+        found.append(EngineState(engine, pid, port, model, *_read_start(pid, proc)))
+    ports: set[int] = set()
+    for one in sorted(found, key=lambda one: (one.start_ticks, one.pid)):
+        if one.port not in ports and len(ports) < MAX_ENGINES:
+            ports.add(one.port)
+            yield one
 
 
-def _read_start_ns(pid: int, proc: Path) -> int:
-    """When a process started, Unix time to the second at which the machine did; 0 where that cannot be read."""
+def _read_start(pid: int, proc: Path) -> tuple[int, int]:
+    """When a process started, in ticks since boot and in Unix time to the second of boot; 0 where that is not known."""
     try:
         _, ticks = parse_stat((proc / str(pid) / "stat").read_text(errors="replace"))
         lines = (proc / "stat").read_text().splitlines()
         boot_s = next(int(line.split()[1]) for line in lines if line.startswith("btime "))
     except (OSError, ValueError, IndexError, StopIteration):
-        return 0
-    return boot_s * NS_PER_S + ticks * _TICK_NS
+        return 0, 0
+    return ticks, boot_s * NS_PER_S + ticks * _TICK_NS
 
 
 async def _get(url: str) -> tuple[int, bytes]:
@@ -194,6 +206,7 @@ class EngineScraper(Closing):
         self._report = report
         self._pids = pids
         self._engines: dict[tuple[str, int], EngineState] = {}
+        self._outcomes: dict[tuple[str, int], dict[ScrapeOutcome, int]] = {}
         self._searched_ns: int | None = None
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="ingero-engines", daemon=True)
@@ -224,16 +237,30 @@ class EngineScraper(Closing):
         if self._searched_ns is None or now_ns - self._searched_ns >= self._settings.redetect_ns:
             self._searched_ns = now_ns
             found = {(one.engine.name, one.port): one for one in find_engines(self._pids())}
-            for key, state in found.items():
-                if key not in self._engines:
-                    self._report(
-                        f"{key[0]} (pid {state.pid}): its metrics are read on port {key[1]}"
-                    )
-            self._engines = {key: self._engines.get(key, one) for key, one in found.items()}
+            self._engines = {key: self._recognise(key, one) for key, one in found.items()}
         for state in self.engines:
             if self._stop.is_set():
                 return
             self._read(state)
+
+    def _recognise(self, key: tuple[str, int], found: EngineState) -> EngineState:
+        """What is known of an engine; of another one than before only how its port could be read stays."""
+        known = self._engines.get(key)
+        if known is not None and known.identity == found.identity:
+            return known
+        name, port = key
+        if known is None:
+            self._report(f"{name} (pid {found.pid}): its metrics are read on port {port}")
+        else:
+            self._report(
+                f"{name} (pid {found.pid}): another one than before is read on port {port}"
+            )
+            found.last = known.last
+        found.outcomes = self._outcomes.pop(key, found.outcomes)
+        self._outcomes[key] = found.outcomes
+        if len(self._outcomes) > MAX_PORTS:
+            del self._outcomes[next(iter(self._outcomes))]
+        return found
 
     def _read(self, state: EngineState) -> None:
         outcome, detail = self._fetch(state)
