@@ -7,6 +7,7 @@ from itertools import combinations
 import pytest
 from grafana_foundation_sdk.cog.encoder import JSONEncoder
 from grafana_foundation_sdk.models.dashboard import Dashboard
+from tests.deploy.promtool import promtool
 from tests.deploy.series import (
     OF_A_TRACE,
     declared_names,
@@ -88,3 +89,55 @@ def test_a_variable_lists_values_of_a_series_that_there_is(name, site, prometheu
             found = prometheus.query(f"count by ({form[2]}) ({form[1]})")
             assert found, variable["name"]
             assert all(f'"{form[2]}"' in labels for labels in found)
+
+
+WAITING = [
+    {
+        "series": f'ingero_fleet_waiting_{name}_total{{{labels}, currency="USD"}}',
+        "values": f"0+{step}x20",
+    }
+    for labels, n_charged, n_back in (
+        ('cluster_id="c", node_id="n5", attributed="charged"', 5, 1),
+        ('cluster_id="c", node_id="", attributed="unattributed"', 0, 3),
+    )
+    for name, step in (
+        ("gpu_seconds", 60 * n_charged),
+        ("gpu_seconds_taken_back", 60 * n_back),
+        ("cost", n_charged),
+        ("cost_taken_back", n_back),
+    )
+]
+
+
+@needs_prometheus
+@pytest.mark.parametrize(
+    ("title", "expected"),
+    [
+        ("GPUs that wait", {"{}": 1}),
+        ("GPUs that wait, charged or not", {
+            '{attributed="charged"}': 4, '{attributed="unattributed"}': 0,
+        }),
+        ("Money a minute, by culprit", {
+            '{node_id="n5", currency="USD"}': 4, '{currency="USD"}': 0,
+        }),
+    ],
+)  # fmt: skip
+def test_what_waiting_costs_is_shown_less_what_is_taken_back(tmp_path, title, expected):
+    check_query(tmp_path, title, WAITING, expected)
+
+
+def check_query(folder, title, series, expected):
+    """Whether Fleet's panel of this title shows this after ten minutes: labels and values."""
+    (expression,) = [
+        target["expr"].replace("$cluster", ".*")
+        for panel in read_dashboard("ingero-fleet")["panels"]
+        for target in panel.get("targets", ())
+        if panel["title"] == title
+    ]
+    samples = [{"labels": labels, "value": value} for labels, value in expected.items()]
+    asked = {"eval_time": "10m", "expr": f"round({expression}, 0.001)", "exp_samples": samples}
+    tests = [{"interval": "1m", "input_series": series, "promql_expr_test": [asked]}]
+    file = folder / "dashboard.test.yml"
+    file.write_text(json.dumps({"tests": tests}))
+    status, said = promtool("test", "rules", str(file))
+    assert status == 0, said
