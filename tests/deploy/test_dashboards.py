@@ -126,6 +126,37 @@ def test_what_waiting_costs_is_shown_less_what_is_taken_back(tmp_path, title, ex
     check_query(tmp_path, title, WAITING, expected)
 
 
+VERDICTS = [
+    {
+        "series": f'ingero_fleet_verdict{{cluster_id="c", node_id="n{rank}", rank="{rank}", verdict="{kind}"}}',
+        "values": f"{value}x20",
+    }
+    for rank, kind, value in (
+        (1, "culprit", 1),
+        (2, "culprit", 0),
+        (3, "victim", 1),
+        (4, "drag", 0),
+    )
+]
+"""Fleet sends 0 once for a verdict that ended, and its exporter shows that for five minutes."""
+
+
+@needs_prometheus
+@pytest.mark.parametrize(
+    ("title", "series", "expected"),
+    [
+        ("Culprits", VERDICTS, {"{}": 1}),
+        ("Culprits", VERDICTS[1:], {"{}": 0}),
+        ("Verdicts", VERDICTS, {
+            '{cluster_id="c", node_id="n1", rank="1", verdict="culprit"}': 1,
+            '{cluster_id="c", node_id="n3", rank="3", verdict="victim"}': 1,
+        }),
+    ],
+)  # fmt: skip
+def test_a_verdict_that_ended_is_not_shown(tmp_path, title, series, expected):
+    check_query(tmp_path, title, series, expected)
+
+
 def check_query(folder, title, series, expected):
     """Whether Fleet's panel of this title shows this after ten minutes: labels and values."""
     (expression,) = [
