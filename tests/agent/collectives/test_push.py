@@ -74,11 +74,11 @@ class Job:
         self.pusher.note_process(PID, 3)
         self.seq = 0
 
-    def enter(self, pid=PID):
+    def enter(self, pid=PID, comm=0xAB):
         self.seq += 1
         record = np.zeros(1, get_dtype("collective"))
         record["header"]["mono_ns"] = self.clock.mono_ns()
-        record["seq"], record["stream"], record["comm_hash"] = self.seq, 7, 0xAB
+        record["seq"], record["stream"], record["comm_hash"] = self.seq, 7, comm
         record["pid"], record["rank"], record["nranks"] = pid, 1, 4
         record["op"] = NcclOp.ALL_REDUCE
         self.pusher.add_collectives(record)
@@ -455,6 +455,32 @@ def test_moving_rank_tells_no_standing_and_a_recovered_one_stops_telling(job):
     job.run(6)
     _, standings = job.ear.take()
     assert standings == []
+
+
+def test_a_communicator_that_is_seldom_used_does_not_hide_that_its_process_stands(job):
+    for _ in range(2):
+        job.enter(comm=0xCC)
+        job.leave(NS_PER_MS)
+        job.stand(1)
+        job.clock.advance(300 * NS_PER_S)
+    job.run(6)
+    job.ear.take()
+    job.enter()
+    job.stand(STILL_NS / NS_PER_S + 2)
+    _, standings = job.ear.take()
+    assert {one.comm for one in standings} == {f"{0xAB:016x}", f"{0xCC:016x}"}
+
+
+def test_a_process_that_steps_slowly_stands_after_ten_periods_of_its_busiest_communicator(job):
+    for number in range(8):
+        job.enter(comm=0xCC if number % 4 == 0 else 0xAB)
+        job.leave(NS_PER_MS)
+        job.stand(1)
+        job.clock.advance(19 * NS_PER_S)
+    job.stand(150)
+    assert job.ear.take()[1] == []
+    job.stand(150)
+    assert job.ear.take()[1]
 
 
 def test_ended_process_is_told_at_once_and_once(job):

@@ -39,7 +39,7 @@ _ADAPT: Final = 0.02
 _LEARNED_OPS: Final = 20
 STILL_NS: Final = 3 * NS_PER_S
 STILL_PERIODS: Final = 10
-"""A rank stands still when it entered nothing for this long and for this many of its usual periods."""
+"""A rank stands still when it entered nothing for this long and for this many periods of its busiest communicator."""
 PROGRESS_GAP_NS: Final = NS_PER_S
 FREQUENT_NS: Final = 60 * NS_PER_S
 """After this long progress records are repeated at the push interval only."""
@@ -322,11 +322,7 @@ class CollectivePusher:
     ) -> list[RankProgress]:
         """Progress records of a process that stalls or is gone, one per communicator: each shows who waits."""
         positions = self._positions(pid)
-        is_still = bool(positions) and all(
-            now_ns - position.entry_ns > max(STILL_NS, STILL_PERIODS * position.period_ns)
-            for position in positions.values()
-        )
-        if not is_still and not is_gone:
+        if not is_gone and not _is_still(positions.values(), now_ns):
             return []
         is_held = not is_gone and is_stopped(pid)
         return [
@@ -343,3 +339,12 @@ class CollectivePusher:
             )
             for comm, position in positions.items()
         ]
+
+
+def _is_still(positions: Collection[CommPosition], now_ns: int) -> bool:
+    """Whether a process entered nothing for long; one communicator that is used once an hour does not hide it."""
+    if not positions:
+        return False
+    periods = [one.period_ns for one in positions if one.period_ns > 0]
+    still_ns = now_ns - max(one.entry_ns for one in positions)
+    return still_ns > max(STILL_NS, STILL_PERIODS * min(periods, default=0.0))
