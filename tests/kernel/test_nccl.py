@@ -1,10 +1,16 @@
 """NCCL identity and sequence, by value, for each way a communicator is made. Real processes, real barriers."""
 
+import subprocess
+from dataclasses import replace
+
+import numpy as np
 import pytest
+from tests.support.compiler import CC
 
 from ingero.agent.capture.kernel.abi import Flag, get_dtype
 from ingero.agent.capture.probes.engine import EngineSettings
 from ingero.agent.collectives.host import CollectiveTracker
+from ingero.config.environment import ProbeMode
 from ingero.model.collectives import ClockKind
 from ingero.model.events import NcclOp, Source
 from ingero.sim.runner import SimSettings, Simulation
@@ -13,6 +19,48 @@ pytestmark = pytest.mark.kernel
 
 KEEP_ALL = EngineSettings(host_probes=(), keep_first=1 << 20)
 FLOAT, BFLOAT16, FLOAT64, UINT8 = 7, 9, 8, 1
+
+BCAST_LIBRARY = """
+#include <stddef.h>
+typedef void *any;
+__attribute__((noinline)) int ncclBroadcast(any from, any to, size_t count, int type, int root, any comm, any stream)
+{
+	return from == to && comm && stream && root < 4 ? 0 : 4;
+}
+__attribute__((noinline)) int ncclBcast(any buffer, size_t count, int type, int root, any comm, any stream)
+{
+	return ncclBroadcast(buffer, buffer, count, type, root, comm, stream);
+}
+int ncclAllReduce(any from, any to, size_t count, int type, int op, any comm, any stream)
+{
+	/* Of another communicator: what a call makes inside is not always the same collective again. */
+	return ncclBroadcast(from, to, count, type, 0, (char *)comm + 1, stream);
+}
+int ncclCommUserRank(any comm, int *rank) { *rank = 2; return 0; }
+int ncclCommCount(any comm, int *count) { *count = 4; return 0; }
+"""
+BCAST_PROGRAM = """
+#include <stddef.h>
+typedef void *any;
+int ncclBroadcast(any, any, size_t, int, int, any, any);
+int ncclBcast(any, size_t, int, int, any, any);
+int ncclAllReduce(any, any, size_t, int, int, any, any);
+int ncclCommUserRank(any, int *);
+int ncclCommCount(any, int *);
+static char comm[2], stream[1];
+int main(void)
+{
+	int got, rc = 0;
+
+	for (int i = 0; i < 2; i++)
+		rc |= ncclCommUserRank(comm + i, &got) | ncclCommCount(comm + i, &got);
+	for (int i = 0; i < 3; i++)
+		rc |= ncclBcast(comm, 10, 7, 1, comm, stream);
+	rc |= ncclBroadcast(comm, comm, 20, 7, 1, comm, stream);
+	rc |= ncclAllReduce(comm, comm, 30, 7, 0, comm, stream);
+	return rc;
+}
+"""
 
 
 @pytest.mark.parametrize("init", [0, 1, 2], ids=["InitRank", "InitRankConfig", "InitRankScalable"])
@@ -100,3 +148,40 @@ def test_a_destroyed_communicator_is_forgotten(start_engine):
         get_dtype("handle_key"), get_dtype("communicator")
     )
     assert len(keys) == 0
+
+
+@pytest.fixture(scope="module")
+def caster(tmp_path_factory):
+    """A library of NCCL's name whose ncclBcast calls ncclBroadcast, as NVIDIA's does, and a program that calls both."""
+    folder = tmp_path_factory.mktemp("nccl")
+    (folder / "library.c").write_text(BCAST_LIBRARY)
+    (folder / "program.c").write_text(BCAST_PROGRAM)
+    library, program = folder / "libnccl.so.2", folder / "program"
+    subprocess.run(
+        [*CC, "-shared", "-fPIC", folder / "library.c", "-Wl,-soname,libnccl.so.2", "-o", library],
+        check=True,
+    )
+    subprocess.run(
+        [*CC, folder / "program.c", library, f"-Wl,-rpath,{folder}", "-o", program], check=True
+    )
+    return library, program
+
+
+@pytest.mark.parametrize("mode", [ProbeMode.SESSION, ProbeMode.PAIR, ProbeMode.EVENT])
+def test_a_collective_that_calls_itself_under_another_name_has_one_number(
+    caster, start_engine, read, target_of, mode
+):
+    library, program = caster
+    engine = start_engine(replace(KEEP_ALL, probe_mode=mode), attach=False)
+    assert engine.attach(target_of(library))
+    subprocess.run([program], check=True)
+    records = read(engine, []).records["collectives"]
+    records = records[records["seq"] > 0]
+    is_inner = (records["flags"] & Flag.NESTED) != 0
+    first, other = np.unique(records["comm_ptr"]).tolist()
+    outer = records[~is_inner & (records["comm_ptr"] == first)]
+    assert outer["seq"].tolist() == [1, 2, 3, 4, 5]
+    assert outer["op"].tolist() == [NcclOp.BROADCAST] * 4 + [NcclOp.ALL_REDUCE]
+    inner = records[is_inner]
+    assert inner["seq"].tolist() == [1, 2, 3, 1]
+    assert inner["comm_ptr"].tolist() == [first] * 3 + [other]

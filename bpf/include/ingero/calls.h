@@ -411,7 +411,7 @@ INLINE int on_entry(struct pt_regs *ctx, bool is_cxx)
 			return 0;
 		}
 	} else if (desc->is_collective) {
-		nccl_entry(frame, desc, &regs, thread->pid);
+		nccl_entry(frame, &thread->frames[(depth - 1) & (IG_MAX_DEPTH - 1)], desc, &regs, thread->pid);
 	}
 	if ((count = count_of(thread->pid, desc->source, desc->op)))
 		ADD(count->entered, 1);

@@ -73,8 +73,9 @@ INLINE u64 hash_child(u64 parent, u64 number, s32 color)
 	return parent ? hash : 0;
 }
 
-/* What the arguments of a NCCL call say, put into its frame. */
-INLINE void nccl_entry(struct ig_frame *frame, const struct ig_descriptor *desc, const struct ig_registers *regs, u32 pid)
+/* What the arguments of a NCCL call say, put into its frame. caller: the frame below, where this call is nested. */
+INLINE void nccl_entry(struct ig_frame *frame, const struct ig_frame *caller, const struct ig_descriptor *desc,
+		       const struct ig_registers *regs, u32 pid)
 {
 	struct ig_communicator *comm;
 
@@ -103,7 +104,13 @@ INLINE void nccl_entry(struct ig_frame *frame, const struct ig_descriptor *desc,
 	}
 	frame->rank = comm->rank;
 	frame->nranks = comm->nranks;
-	if (desc->act == IG_ACT_COLLECTIVE)
+	if (desc->act != IG_ACT_COLLECTIVE)
+		return;
+	/* ncclBcast calls ncclBroadcast: one collective under two names. */
+	if (frame->flags & IG_FLAG_NESTED && caller->source == IG_SOURCE_NCCL && caller->seq &&
+	    caller->comm_ptr == frame->comm_ptr)
+		frame->seq = caller->seq;
+	else
 		frame->seq = __sync_fetch_and_add(&comm->seq, 1) + 1;
 }
 

@@ -324,3 +324,11 @@ def test_a_collective_of_gloo_whose_size_is_not_known_has_none():
         record["bytes"] = 0
     _, (run,) = take([*records, gloo(3000, 3, 5)])
     assert run.ops["n_bytes"].tolist() == [UNKNOWN_NS, 0, 4096]
+
+
+def test_a_collective_that_another_one_made_is_no_second_one():
+    inner = collective(1001, 1, call_ns=3)
+    inner["flags"] = Flag.NESTED
+    _, (run,) = take([inner, collective(1000, 1)], [call(CudaOp.STREAM_SYNC, 1010, 490, stream=7)])
+    assert run.ops["seq"].tolist() == [1]
+    assert run.ops["inside_ns"].tolist() == [500]

@@ -16,6 +16,7 @@ from ingero.errors import BadDataError
 from ingero.model.events import CudaOp, EventFlag, NcclOp, OffCpuReason, Source
 from ingero.model.recording import Unprobed
 from ingero.recording.causal.evidence import Evidence
+from ingero.recording.causal.rules.groups import find_groups
 from ingero.recording.queries.catalog import QUERIES
 from ingero.recording.queries.collectives import list_collectives
 from ingero.recording.queries.flame import build_flame
@@ -308,3 +309,18 @@ def test_flame_stays_small_and_says_what_it_left_out():
     answer = build_flame(FoldedStacks(stacks, None))
     assert len(answer.root.children) == 1500
     assert answer.left_out == 3500
+
+
+def test_what_a_collective_calls_inside_is_no_second_one():
+    whole = FAULTS["late_rank"]().build()
+    (before,) = list_collectives(Evidence(whole)).collectives
+    inner = whole.events[whole.events["source"] == Source.NCCL].copy()
+    inner["flags"] |= np.uint8(EventFlag.NESTED)
+    inner["duration_ns"] //= 2
+    twice = replace(whole, events=np.concatenate([inner, whole.events]))
+    (found,) = list_collectives(Evidence(twice)).collectives
+    assert found.ranks == before.ranks
+    assert found.compared == before.compared
+    assert [(group.ranks, group.inside_ns.tolist()) for group in find_groups(Evidence(twice))] == [
+        (group.ranks, group.inside_ns.tolist()) for group in find_groups(Evidence(whole))
+    ]

@@ -178,7 +178,8 @@ class CollectiveTracker:
         self._jobs: dict[int, int] = {}
 
     def add_collectives(self, records: Records) -> None:
-        """Take ``struct ig_collective`` records, shape (n,)."""
+        """Take ``struct ig_collective`` records, shape (n,); what a collective calls inside is the same one again."""
+        records = records[(records["flags"] & Flag.NESTED) == 0]
         is_numbered = records["seq"] > 0
         is_with_others = is_numbered | np.isin(records["op"], _UNNUMBERED)
         records = records[is_with_others & (records["rc"] == 0)]

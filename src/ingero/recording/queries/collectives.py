@@ -84,8 +84,10 @@ class CollectivesAnswer(msgspec.Struct, frozen=True):
 
 def list_collectives(evidence: Evidence) -> CollectivesAnswer:
     """Compare the ranks of every communicator."""
-    is_done = (evidence.recording.events["flags"][evidence.rows.idx] & EventFlag.IN_FLIGHT) == 0
-    idx = evidence.rows.idx[(evidence.rows.kinds == OpKind.COLLECTIVE) & is_done]
+    flags = evidence.recording.events["flags"][evidence.rows.idx]
+    # What a collective calls inside is the same one again.
+    is_one = (flags & (EventFlag.IN_FLIGHT | EventFlag.NESTED)) == 0
+    idx = evidence.rows.idx[(evidence.rows.kinds == OpKind.COLLECTIVE) & is_one]
     events = evidence.recording.events[idx]
     if not len(events):
         return CollectivesAnswer([])

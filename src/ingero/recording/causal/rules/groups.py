@@ -13,6 +13,7 @@ from typing import Final
 import numpy as np
 
 from ingero.model.arrays import BoolArray, IntArray
+from ingero.model.events import EventFlag
 from ingero.model.operations import OpKind
 from ingero.recording.causal.evidence import EventRows, Evidence, Process, remembered
 from ingero.units import NS_PER_MS
@@ -84,6 +85,8 @@ def find_members(evidence: Evidence, *, has_open: bool = False) -> dict[int, Mem
         ops = process.calls.of(OpKind.COLLECTIVE)
         if has_open:
             ops = evidence.join(ops, process.open.of(OpKind.COLLECTIVE))
+        # What a collective calls inside is the same one again.
+        ops = ops.where((evidence.column("flags", ops) & EventFlag.NESTED) == 0)
         # Without a place in the communicator (it was made before the probes) nothing can be paired.
         ops = ops.where((evidence.column("arg3", ops) & _N_RANKS) > 0)
         comms = evidence.column("arg1", ops)
