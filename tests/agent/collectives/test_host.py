@@ -332,3 +332,14 @@ def test_a_collective_that_another_one_made_is_no_second_one():
     _, (run,) = take([inner, collective(1000, 1)], [call(CudaOp.STREAM_SYNC, 1010, 490, stream=7)])
     assert run.ops["seq"].tolist() == [1]
     assert run.ops["inside_ns"].tolist() == [500]
+
+
+IN_PROGRESS, SYSTEM_ERROR = 7, 2
+
+
+def test_a_collective_of_a_communicator_that_does_not_block_is_one_and_a_failed_one_is_none():
+    records = [collective(1000, 1), collective(2000, 2), collective(3000, 3)]
+    records[1]["rc"] = IN_PROGRESS
+    records[2]["rc"], records[2]["flags"] = SYSTEM_ERROR, Flag.ERROR
+    _, (run,) = take(records, [call(CudaOp.STREAM_SYNC, 4000, 500, stream=7)])
+    assert run.ops["seq"].tolist() == [1, 2]

@@ -179,10 +179,10 @@ class CollectiveTracker:
 
     def add_collectives(self, records: Records) -> None:
         """Take ``struct ig_collective`` records, shape (n,); what a collective calls inside is the same one again."""
-        records = records[(records["flags"] & Flag.NESTED) == 0]
+        # By the flag, not the code: on a communicator that does not block most return ncclInProgress.
+        records = records[(records["flags"] & (Flag.NESTED | Flag.ERROR)) == 0]
         is_numbered = records["seq"] > 0
-        is_with_others = is_numbered | np.isin(records["op"], _UNNUMBERED)
-        records = records[is_with_others & (records["rc"] == 0)]
+        records = records[is_numbered | np.isin(records["op"], _UNNUMBERED)]
         if not len(records):
             return
         is_numbered = records["seq"] > 0
