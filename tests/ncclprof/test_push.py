@@ -1,6 +1,7 @@
 """What the pusher sends of a process with the plug-in. A transport of the test's own hears the exports."""
 
 import fcntl
+import mmap
 import os
 import time
 
@@ -84,10 +85,10 @@ def forge(rings):
             row[key] = value
         folder = rings / "ingero-nccl-forged"
         folder.mkdir(exist_ok=True)
-        file = (folder / name).open("wb", buffering=0)
+        file = (folder / name).open("w+b", buffering=0)
         fcntl.flock(file, fcntl.LOCK_EX)
         file.write(header.tobytes() + row.tobytes() + bytes(RECORD.itemsize))
-        files.append(file)
+        files += [file, mmap.mmap(file.fileno(), 0)]
 
     yield make
     for file in files:

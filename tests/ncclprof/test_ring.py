@@ -1,6 +1,8 @@
 """What the reader makes of a ring: its own process's, another's, a spoiled one."""
 
 import os
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -36,6 +38,29 @@ def test_a_ring_belongs_to_the_process_that_made_it(ring_file, rings):
     assert len(find_rings_of(os.getpid(), rings)) == 1
     assert find_rings_of(os.getppid(), rings) == {}
     assert find_rings_of(2**22 + 1, rings) == {}
+
+
+OTHER = """
+import sys
+from tests.ncclprof.nccl import Plugin
+comm = Plugin().init()
+print(flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a_ring_of_a_process_that_has_the_same_pid_in_another_container_is_not_taken(rings):
+    # With --ipc=host containers share /dev/shm, and the process of each sees itself as number 1.
+    other = subprocess.Popen(
+        [sys.executable, "-c", OTHER], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    with other:
+        other.stdout.readline()
+        assert len(find_rings_of(other.pid, rings)) == 1
+        (path,) = rings.glob("*/*.ring")
+        path.rename(path.with_name(f"{os.getpid()}-1.ring"))
+        assert find_rings_of(os.getpid(), rings) == {}
+        other.stdin.close()
 
 
 def test_names_that_are_known_are_not_opened_again(ring_file, rings):

@@ -7,7 +7,6 @@ where a mapping would give SIGBUS. The writer never waits; what it overwrote bef
 from __future__ import annotations
 
 import fcntl
-import itertools
 import os
 import stat
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from ingero.agent.capture.discover.processes import read_status
+from ingero.agent.capture.discover.processes import iter_maps, read_status
 from ingero.closing import Closing
 from ingero.model.arrays import BoolArray, Records
 
@@ -110,11 +109,13 @@ class NcclRing(Closing):
     Attributes:
         counts: What was lost.
         api: Version of NCCL's interface that the process uses.
+        inode: Number of the file.
     """
 
     def __init__(self, fd: int, header: np.void) -> None:
         self.counts = RingCounts()
         self.api = int(header["api"])
+        self.inode = os.fstat(fd).st_ino
         self._fd = fd
         self._n_records = int(header["n_records"])
         self._n_comms = int(header["n_comms"])
@@ -263,7 +264,8 @@ def find_rings_of(
         known: Names of files that need not be looked at.
 
     Returns:
-        By file name, with the known ones at most `MAX_RINGS`; empty when it has none, is gone, or may not be looked at.
+        By file name, those that it has mapped, with the known ones at most `MAX_RINGS`; empty when it has none, is
+        gone, or may not be looked at.
     """
     folder = _PROC / str(pid)
     try:
@@ -277,6 +279,19 @@ def find_rings_of(
         paths = sorted(seen.glob(f"{FOLDER}*/{own_pid}-*{SUFFIX}"))
     except OSError:  # it ended meanwhile
         return {}
-    found = ((path.name, find_ring(path, owner)) for path in paths if path.name not in known)
-    rings = ((name, ring) for name, ring in found if ring is not None)
-    return dict(itertools.islice(rings, max(MAX_RINGS - len(known), 0)))
+    new = [path for path in paths if path.name not in known]
+    if not new:
+        return {}
+    # Containers may share the folder, and in each of them the first process has the number 1.
+    mapped = {(Path(path).name, int(inode)) for *_, inode, path in iter_maps(pid) if path}
+    names = {name for name, _ in mapped}
+    rings: dict[str, NcclRing] = {}
+    for path in new:
+        if path.name not in names or len(known) + len(rings) >= MAX_RINGS:
+            continue
+        ring = find_ring(path, owner)
+        if ring is not None and (path.name, ring.inode) in mapped:
+            rings[path.name] = ring
+        elif ring is not None:
+            ring.close()
+    return rings
