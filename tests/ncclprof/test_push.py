@@ -88,7 +88,7 @@ def forge(rings):
         file = (folder / name).open("w+b", buffering=0)
         fcntl.flock(file, fcntl.LOCK_EX)
         file.write(header.tobytes() + row.tobytes() + bytes(RECORD.itemsize))
-        files += [file, mmap.mmap(file.fileno(), 0)]
+        files.extend((file, mmap.mmap(file.fileno(), 0)))
 
     yield make
     for file in files:

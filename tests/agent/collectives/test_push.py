@@ -529,6 +529,56 @@ def test_how_a_process_ended_is_told_with_how_long_ago_that_was(job):
     assert told.ending == Ending(200 * NS_PER_MS, signal=9)
 
 
+@pytest.mark.parametrize(
+    "reply", [{"is_cut_off": True}, {"is_retryable": True}, {"retry_after_ns": 1}]
+)
+def test_how_a_process_ended_is_told_again_until_fleet_takes_it(job, reply):
+    job.run(6)
+    job.pusher.note_exit(PID, Ending(job.clock.mono_ns(), signal=9))
+    job.ear.is_taking, job.ear.reply = False, reply
+    job.ear.take()
+    job.stand(5)
+    told = job.ear.take()[1]
+    assert len(told) == 5, "every second"
+    job.ear.is_taking = True
+    job.stand(3)
+    (told,) = job.ear.take()[1]
+    assert told.ending is not None
+    assert told.ending.signal == 9
+    assert 5 * NS_PER_S <= told.ending.at_ns <= 7 * NS_PER_S
+
+
+def test_how_a_process_ended_is_not_told_again_when_fleet_refused_it_or_could_not_use_it(job):
+    job.run(6)
+    job.pusher.note_exit(PID, Ending(job.clock.mono_ns(), signal=9))
+    job.ear.is_taking = False
+    job.stand(5)
+    assert len(job.ear.take()[1]) == 1
+    job.run(6)
+    job.pusher.note_exit(PID, Ending(job.clock.mono_ns(), signal=9))
+    job.ear.is_there = False
+    job.stand(70)
+    job.ear.take()
+    job.ear.is_taking = job.ear.is_there = True
+    job.stand(3)
+    assert job.ear.take()[1] == []
+
+
+def test_how_a_process_ended_is_not_told_any_more_once_another_one_runs_in_its_place(job):
+    job.run(6)
+    job.pusher.note_exit(PID, Ending(job.clock.mono_ns(), signal=9))
+    job.ear.is_taking = job.ear.is_there = False
+    job.stand(2)
+    job.pusher.note_process(PID + 1, 3)
+    job.run(2, pid=PID + 1)
+    job.ear.take()
+    job.ear.is_taking = job.ear.is_there = True
+    job.run(8, pid=PID + 1)
+    runs, told = job.ear.take()
+    assert {run.rank.rank for run in runs} == {3}
+    assert told == []
+
+
 def test_agent_that_ends_with_its_process_still_tells_how_that_ended(job):
     job.run(6)
     job.ear.take()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -23,7 +23,7 @@ from ingero.agent.health.collective_counts import CollectiveCounts
 from ingero.agent.health.push_body import NodeIdentity
 from ingero.agent.health.spill import SpillCounts
 from ingero.model.arrays import Records
-from ingero.model.collectives import CollectiveOp, CollectiveRun, Rank
+from ingero.model.collectives import CollectiveOp, CollectiveRun, Rank, Worker
 from ingero.model.progress import Ending, RankProgress
 from ingero.otlp.codec import Export
 from ingero.telemetry.clock import Clock
@@ -43,6 +43,10 @@ STILL_PERIODS: Final = 10
 PROGRESS_GAP_NS: Final = NS_PER_S
 FREQUENT_NS: Final = 60 * NS_PER_S
 """After this long progress records are repeated at the push interval only."""
+ENDED_NS: Final = 60 * NS_PER_S
+"""How long Fleet can use that a process ended: until then its last records are sent again where they did not arrive."""
+MAX_GONE: Final = 4096
+"""Such records that are kept; beyond that the oldest go."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,11 +104,15 @@ OnFinished = Callable[[int, Rank, Records], None]
 
 
 @dataclass(slots=True)
-class _LastSent:
-    """When batches and progress records last went out, on the monotonic clock."""
+class _Sent:
+    """When batches and progress records last went out, on the monotonic clock, and what Fleet has yet to take.
+
+    ``gone`` are the last records of processes that ended, with when they were made.
+    """
 
     pushed_ns: int
     progress_ns: int
+    gone: list[tuple[int, RankProgress]] = field(default_factory=list)
 
 
 class CollectivePusher:
@@ -141,7 +149,7 @@ class CollectivePusher:
         self._names = RankNames(identity, self._exited)
         self._queue = queue
         self._usual: dict[tuple[int, str], UsualTimes] = {}
-        self._sent = _LastSent(clock.mono_ns(), clock.mono_ns())
+        self._sent = _Sent(clock.mono_ns(), clock.mono_ns())
         self.on_finished: OnFinished = lambda _pid, _rank, _ops: None
 
     @property
@@ -226,7 +234,10 @@ class CollectivePusher:
                 self.on_finished(one.pid, run.rank, one.ops)
             usual = [self._usual.setdefault((one.pid, one.comm), UsualTimes()) for one in finished]
             moved = [known.add(one.ops) for known, one in zip(usual, finished, strict=True)]
-            progress = self._forget_ended(ended, now_ns) + self._find_stalled(now_ns)
+            gone = self._forget_ended(ended, now_ns)
+            stalled = self._find_stalled(now_ns)
+            living = {run.rank.worker for run in runs} | {one.rank.worker for one in stalled}
+            progress = self._find_gone(gone, living, now_ns) + stalled
         self._queue.put(runs)
         self._queue.drain()
         since_ns = now_ns - self._sent.pushed_ns
@@ -239,7 +250,8 @@ class CollectivePusher:
             self._queue.push()
         if progress:
             self._sent.progress_ns = now_ns
-            self._queue.send(self._export_progress(progress))
+            if self._queue.send(self._export_progress(progress)).is_settled:
+                self._sent.gone.clear()
 
     def _export_progress(self, progress: list[RankProgress]) -> Export:
         """Progress records as of now, with how long ago processes ended in place of when."""
@@ -308,6 +320,22 @@ class CollectivePusher:
             self._usual = {key: usual for key, usual in self._usual.items() if key[0] != pid}
             self._names.forget(pid)
         return gone
+
+    def _find_gone(
+        self, new: Sequence[RankProgress], living: Collection[Worker], now_ns: int
+    ) -> list[RankProgress]:
+        """Last records of processes that ended, which Fleet has not taken: the new at once, the others every second.
+
+        Those of a worker that another process is by now are no longer true.
+        """
+        kept = [
+            (made_ns, one)
+            for made_ns, one in self._sent.gone
+            if now_ns - made_ns <= ENDED_NS and one.rank.worker not in living
+        ]
+        self._sent.gone = [*kept, *((now_ns, one) for one in new)][-MAX_GONE:]
+        is_due = bool(new) or now_ns - self._sent.progress_ns >= PROGRESS_GAP_NS
+        return [one for _, one in self._sent.gone] if is_due else []
 
     def _find_stalled(self, now_ns: int) -> list[RankProgress]:
         """Ranks that make no progress: every second at first, later at the push interval."""
