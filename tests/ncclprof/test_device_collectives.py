@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ingero.agent.capture.discover.processes import iter_open_files
 from ingero.agent.collectives.device import HOLD_NS, SCAN_NS, DeviceCollectives, match_starts
 from ingero.agent.collectives.host import SETTLE_NS, Finished
 from ingero.model.collectives import COLLECTIVE_OP, UNKNOWN_NS, ClockKind, CollectiveOp
@@ -241,3 +242,44 @@ def test_matching_agrees_with_a_queue(calls, starts):
     is_given, n_used = match_starts(np.array(calls, np.int64), np.array(starts, np.int64))
     assert is_given.tolist() == expected
     assert n_used >= sum(expected)
+
+
+def count_open_rings(rings):
+    """Rings in a folder that this process has open, those that were removed too; the plug-in closes its own at once."""
+    return sum(path.startswith(f"{rings}/") for path in iter_open_files(PID))
+
+
+def test_a_ring_that_its_process_removed_is_closed_once_it_is_read(join, device, rings):
+    take(device)
+    entries_ns = []
+    for n_read in range(1, 4):
+        comm = join(comm=n_read)
+        entries_ns.append(time.monotonic_ns())
+        for _ in range(4097 if n_read == 1 else 1):
+            comm.play(GPU_NS, GPU_NS + 100, n_channels=1)
+        device.read(time.monotonic_ns() + n_read * LATER_NS)
+        comm.finalize()
+        comm.context = None
+        take(device, after_ns=n_read * LATER_NS)
+        assert count_open_rings(rings) == 0
+        assert device.positions(PID) == {}
+        assert (device.counts.n_ops, device.counts.n_lost) == (4095 + n_read, 1)
+    assert device.pids == (PID,)
+    rows = host_rows([entries_ns[-1], time.monotonic_ns()])
+    assert (
+        take(device, [rows], after_ns=4 * LATER_NS) == []
+    )  # the first is superseded, the other held
+    (left,) = take(device, after_ns=4 * LATER_NS + 2 * HOLD_NS)
+    assert left.ops["seq"].tolist() == [2]
+
+
+def test_a_removed_ring_that_says_where_its_process_stands_is_kept(join, device, rings):
+    comm = join(comm=0xAB)
+    comm.enqueue()
+    take(device)
+    (path,) = rings.glob("*/*.ring")
+    path.unlink()  # as the next process does when this one was killed in the collective
+    take(device)
+    assert device.positions(PID)[f"{0xAB:016x}"].entered == 1
+    device.forget(PID)
+    assert count_open_rings(rings) == 1  # the plug-in's own

@@ -65,6 +65,7 @@ class _PluginProcess:
     """One process and what its plug-in reported."""
 
     rings: dict[str, NcclRing] = field(default_factory=dict)
+    has_reported: bool = False
     comms: set[str] = field(default_factory=set)
     next_scan_ns: int = 0
     is_several: bool = False
@@ -80,7 +81,7 @@ class _PluginProcess:
     @property
     def is_reporting(self) -> bool:
         """Whether its word is taken."""
-        return bool(self.rings) and not self.is_several
+        return self.has_reported and not self.is_several
 
 
 @dataclass(slots=True)
@@ -153,24 +154,29 @@ class DeviceCollectives:
     def _scan(self, pid: int, plugin: _PluginProcess, mono_ns: int) -> None:
         if self._parent is not None:
             plugin.rings |= find_rings_of(pid, self._parent, frozenset(plugin.rings))
+            plugin.has_reported |= bool(plugin.rings)
         plugin.next_scan_ns = mono_ns + SCAN_NS
 
     def _read_process(self, plugin: _PluginProcess) -> None:
-        positions = np.concatenate([ring.read_communicators() for ring in plugin.rings.values()])
+        by_ring = {name: ring.read_communicators() for name, ring in plugin.rings.items()}
+        positions = np.concatenate(list(by_ring.values()))
         is_sound_place = _find_sound_places(positions)
         n_refused = int((~is_sound_place).sum())
-        self.counts.n_refused += max(
-            n_refused - plugin.n_refused_places, 0
-        )  # those seen before stay in the table
+        # Those seen before stay in the table.
+        self.counts.n_refused += max(n_refused - plugin.n_refused_places, 0)
         plugin.n_refused_places = n_refused
         positions = positions[is_sound_place]
         plugin.is_several |= len(np.unique(positions["comm"])) < len(positions)
         records = np.concatenate([ring.read() for ring in plugin.rings.values()])
+        # The next process removes the ring of one that was killed, which still says where that one stood.
+        over = [
+            name for name, ring in plugin.rings.items() if not len(by_ring[name]) and ring.is_over()
+        ]
         n_lost = sum(ring.counts.n_lost for ring in plugin.rings.values())
         self.counts.n_lost += n_lost - plugin.n_lost
         if n_lost > plugin.n_lost:
             plugin.free_ns = UNKNOWN_NS
-        plugin.n_lost = n_lost
+        plugin.n_lost = n_lost - _close_rings(plugin, over)
         is_sound = _find_sound(records) & (not plugin.is_several)
         self.counts.n_refused += int((~is_sound).sum())
         records = records[is_sound]
@@ -291,6 +297,16 @@ def _find_sound_places(positions: Records) -> BoolArray:
         & (positions["entry_ns"] < _MAX_TIME_NS)
     )
     return sound
+
+
+def _close_rings(plugin: _PluginProcess, names: Sequence[str]) -> int:
+    """Close rings, which keep the job's memory as long as they are open; what was lost of them."""
+    n_lost = 0
+    for name in names:
+        ring = plugin.rings.pop(name)
+        n_lost += ring.counts.n_lost
+        ring.close()
+    return n_lost
 
 
 def _note_starts(plugin: _PluginProcess, records: Records) -> None:

@@ -175,6 +175,13 @@ class NcclRing(Closing):
         live: Records = positions[positions["is_live"] != 0]
         return live
 
+    def is_over(self) -> bool:
+        """Whether its process removed it and all of it was read."""
+        if os.fstat(self._fd).st_nlink:
+            return False
+        head = self._read_head()
+        return head is None or head <= self._at
+
     def _read_head(self) -> int | None:
         rows = self._read_at(0, 1, HEADER)
         if not len(rows):
