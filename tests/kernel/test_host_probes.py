@@ -1,5 +1,6 @@
 """What the host probes tell, against things done on purpose. Real tracepoints."""
 
+import errno
 import json
 import mmap
 import os
@@ -96,6 +97,38 @@ def test_a_direct_write_is_told_with_its_bytes_device_and_process(start_engine, 
     assert rows["arg0"].sum() == size // 512
     assert (rows["wait_ns"] <= rows["duration_ns"]).all()
     assert set(rows["source"]) == {Source.IO}
+
+
+@pytest.fixture
+def cut_device(tmp_path):
+    """A block device whose file was cut off behind it: every read fails."""
+    path = tmp_path / "disk"
+    path.write_bytes(bytes(1 << 20))
+    done = subprocess.run(
+        ["losetup", "--find", "--show", str(path)], capture_output=True, text=True, check=False
+    )
+    if done.returncode:
+        pytest.skip(f"no loop device here: {done.stderr.strip()}")
+    device = done.stdout.strip()
+    os.truncate(path, 0)
+    yield device
+    subprocess.run(["losetup", "--detach", device], check=True)
+
+
+def test_a_request_that_fails_has_the_errno_that_its_reader_got(start_engine, cut_device):
+    engine = start_engine(EngineSettings(host_probes=("block",), keep_first=1 << 20), attach=False)
+    fd = os.open(cut_device, os.O_RDONLY | os.O_DIRECT)
+    try:
+        with mmap.mmap(-1, 4096) as page, pytest.raises(OSError, match=os.strerror(errno.EIO)):
+            os.preadv(fd, [page], 8192)
+        number = os.fstat(fd).st_rdev
+    finally:
+        os.close(fd)
+    device = os.major(number) << 20 | os.minor(number)
+    records = wait_for(engine, "blocks", lambda r: (r["device"] == device) & (r["sector"] == 16))
+    failures = records[(records["device"] == device) & (records["sector"] == 16)]
+    codes = BUILDERS["blocks"](failures, 0)["ret_code"].tolist()
+    assert set(codes) == {-errno.EIO}
 
 
 @pytest.mark.slow

@@ -237,7 +237,7 @@ struct ig_block {
 	u32 bytes;
 	u32 device; /* major << 20 | minor */
 	u32 pid;    /* who issued it; a kernel thread for write-back */
-	s32 error;
+	s32 error; /* 0, a negative errno (Linux 5.15), or a blk_status_t */
 	u16 op; /* ig_io_op */
 	u8 flags;
 	u8 reserved;

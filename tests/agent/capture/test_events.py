@@ -1,6 +1,9 @@
 """Records become the model's rows as a slow, obvious loop would make them. No root."""
 
+import errno
+
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -102,3 +105,24 @@ def test_every_ring_has_a_builder_and_no_rows_make_no_rows():
 def test_operations_fit_the_tables():
     assert max(op for ops in OP_NAMES.values() for op in ops) < 64
     assert DriverOp.MEMCPY_HTOD in OP_NAMES[Source.DRIVER]
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (0, 0),
+        (-errno.EIO, -errno.EIO),
+        (-errno.ENOSPC, -errno.ENOSPC),
+        (1, -errno.EOPNOTSUPP),
+        (3, -errno.ENOSPC),
+        (7, -errno.ENODATA),
+        (10, -errno.EIO),
+        (13, -errno.EBUSY),
+        (16, -errno.EIO),
+        (255, -errno.EIO),
+    ],
+)
+def test_a_failed_request_has_an_errno_whichever_number_the_kernel_gave(error, code):
+    records = np.zeros(1, get_dtype("block"))
+    records["error"] = error
+    assert BUILDERS["blocks"](records, 0)["ret_code"].tolist() == [code]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Collection
 from typing import Final
 
@@ -192,6 +193,37 @@ def find_preemptors(records: Records, known: Collection[int]) -> dict[int, str]:
     }
 
 
+def _build_errnos() -> npt.NDArray[np.int32]:
+    """What processes get for each ``blk_status_t``, as ``block/blk-core.c`` has it.
+
+    Numbers above 13 are of other statuses before Linux 6.10 than since, so they are left at what stands for all others.
+    """
+    known = {
+        0: 0,
+        1: errno.EOPNOTSUPP,
+        2: errno.ETIMEDOUT,
+        3: errno.ENOSPC,
+        4: errno.ENOLINK,
+        5: errno.EREMOTEIO,
+        6: errno.EBADE,
+        7: errno.ENODATA,
+        8: errno.EILSEQ,
+        9: errno.ENOMEM,
+        11: errno.EREMCHG,
+        12: errno.EAGAIN,
+        13: errno.EBUSY,
+    }
+    return np.array([-known.get(status, errno.EIO) for status in range(256)], np.int32)
+
+
+_ERRNOS: Final = _build_errnos()
+
+
+def _find_errnos(errors: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
+    """Negative errnos of failed requests: Linux 5.15 has them, and newer ones a ``blk_status_t``, which is positive."""
+    return np.where(errors > 0, _ERRNOS[np.clip(errors, 0, len(_ERRNOS) - 1)], errors)
+
+
 def build_block_events(records: Records, offset_ns: int) -> Events:
     """Rows of block requests; the queued part leads."""
     events = np.zeros(len(records), EVENT)
@@ -203,7 +235,7 @@ def build_block_events(records: Records, offset_ns: int) -> Events:
         events[name] = records[name]
     events["tid"] = records["pid"]
     events["source"] = Source.IO
-    events["ret_code"] = records["error"]
+    events["ret_code"] = _find_errnos(records["error"])
     events["flags"] = _build_flags(records["flags"])
     events["arg0"] = records["bytes"] // _SECTOR_BYTES
     events["arg1"] = records["sector"]
