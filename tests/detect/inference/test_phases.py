@@ -83,3 +83,50 @@ def test_what_decode_is_follows_the_server():
         shapes = [(500, 0, 8 * grown / 20e6, 40.0 * grown / 20e6, grown)] * 40
         assert set(model.take(steps_of(*shapes)).tolist()) == {DECODE}
     assert model.take(steps_of((500, 0, 65_536, 4000.0, 200e6))).tolist() == [PREFILL]
+
+
+QUIET, LOADED = (500, 0, 8, 40.0, 20e6), (500, 0, 512, 40.0, 32e6)
+PROMPT = (500, 0, 16_384, 900.0, 60e6)
+
+
+def phases_under_load(shapes, *, batch):
+    """Phases of steps that follow requests one at a time, taken so many at once."""
+    steps, _ = serve(PROMPT, QUIET)
+    model = PhaseModel(WARMUP)
+    model.take(steps)
+    later = steps_of(*shapes)
+    parts = [model.take(later[at : at + batch]) for at in range(0, len(later), batch)]
+    return np.concatenate(parts)
+
+
+@pytest.mark.parametrize("batch", [1, 7, 600])
+@pytest.mark.parametrize(
+    "loaded",
+    [LOADED, (900, 0, 8, 90.0, 38e6)],
+    ids=["many-requests", "beyond-the-captured-graphs"],
+)
+def test_what_decode_is_is_learned_again_when_the_load_rises_at_once(loaded, batch):
+    """It stays so high for hours: steps are prefill until most of the newest are, then unknown until a prompt comes."""
+    phases = phases_under_load([loaded] * 100 + ([PROMPT] + [loaded] * 20) * 10, batch=batch)
+    assert (phases[:100] == PREFILL).sum() <= WARMUP
+    assert set(phases[WARMUP:90].tolist()) == {UNKNOWN}
+    assert PREFILL not in phases[90:100]
+    _, truth = serve(PROMPT, loaded)
+    found = phases[100:]
+    assert found[found != UNKNOWN].tolist() == truth[found != UNKNOWN].tolist()
+    assert (found[1:] != UNKNOWN).mean() > 0.8
+
+
+def test_many_prompts_at_once_are_not_taken_for_decode():
+    """Sixty-four requests come together: their prompts are worked on one by one before the first tokens."""
+    phases = phases_under_load([PROMPT] * 64 + [QUIET] * 200, batch=1)
+    assert DECODE not in phases[:64]
+    assert set(phases[-100:].tolist()) == {DECODE}
+
+
+def test_a_load_that_falls_leaves_the_phases_known():
+    phases = phases_under_load(
+        [LOADED] * 100 + ([PROMPT] + [LOADED] * 20) * 10 + ([PROMPT] + [QUIET] * 20) * 20, batch=30
+    )
+    _, truth = serve(PROMPT, QUIET, 20)
+    assert phases[-420:].tolist() == truth.tolist()

@@ -5,6 +5,9 @@ more work and takes longer. More work is twice the median of the decode steps in
 the mean size of the grids. Nothing is assumed about how much a decode step is: with CUDA graphs it is one launch, and
 without them hundreds.
 
+When most of the newest steps count as prefill, the assumption says that decode steps have become more work, as they do
+when many requests come at once: what they are is learned again from these.
+
 A server whose steps are all alike has no phase that can be recognised: its steps are `UNKNOWN`. A step that carries
 both (a chunk of a prompt beside the tokens of others) counts as prefill when it takes as long as one.
 """
@@ -59,13 +62,14 @@ class PhaseModel:
         warmup: Steps to see before any phase is named.
 
     Attributes:
-        is_known: Whether both phases were seen; it stays so.
+        is_known: Whether both phases were seen, since what decode is was learned last.
     """
 
     warmup: int
     is_known: bool = False
     _work: FloatArray = field(default_factory=lambda: np.zeros((0, _N_FEATURES)))
     _durations: FloatArray = field(default_factory=lambda: np.zeros(0))
+    _phases: IntArray = field(default_factory=lambda: np.zeros(0, np.int64))
 
     def take(self, steps: Records) -> IntArray:
         """Phases of new steps, shape (n,); rows of STEP in order of time."""
@@ -81,19 +85,29 @@ class PhaseModel:
         return phases
 
     def _take_part(self, work: FloatArray, durations: FloatArray) -> IntArray:
-        if not self.is_known:
-            self._remember(work, durations)
-            self._detect_phases()
-            if not self.is_known:
-                return np.full(len(work), UNKNOWN)
-        phases = self._classify(work, durations)
-        is_decode = phases == DECODE
-        self._remember(work[is_decode], durations[is_decode])
-        return phases
-
-    def _remember(self, work: FloatArray, durations: FloatArray) -> None:
+        if self.is_known:
+            phases = self._classify(work, durations, self._phases == DECODE)
+        else:
+            phases = np.full(len(work), UNKNOWN)
         self._work = np.concatenate([self._work, work])[-WINDOW:]
         self._durations = np.concatenate([self._durations, durations])[-WINDOW:]
+        self._phases = np.concatenate([self._phases, phases])[-WINDOW:]
+        if not self.is_known:
+            self._detect_phases()
+        if self._is_mostly_prefill():
+            self._learn_again()
+        return self._phases[-len(work) :]
+
+    def _is_mostly_prefill(self) -> bool:
+        is_prefill = self._phases[-self.warmup :] == PREFILL
+        return bool(is_prefill.sum() > (1 - MAX_PREFILL_SHARE) * self.warmup)
+
+    def _learn_again(self) -> None:
+        self.is_known = False
+        newest = slice(-self.warmup, None)
+        self._work, self._durations = self._work[newest], self._durations[newest]
+        self._phases = np.full(len(self._durations), UNKNOWN)
+        self._detect_phases()
 
     def _detect_phases(self) -> None:
         """Know the phases once a minority of steps is more work and takes longer, also after steps that are less.
@@ -110,9 +124,12 @@ class PhaseModel:
         if np.median(self._durations[is_heavy]) < LONGER * typical:
             return
         self.is_known = True
-        self._work, self._durations = self._work[~is_heavy], self._durations[~is_heavy]
+        self._phases = self._classify(self._work, self._durations, ~is_heavy)
 
-    def _classify(self, work: FloatArray, durations: FloatArray) -> IntArray:
-        is_heavy = find_heavier(work, np.median(self._work, axis=0))
-        is_long = durations >= LONGER * np.median(self._durations)
+    def _classify(
+        self, work: FloatArray, durations: FloatArray, is_reference: BoolArray
+    ) -> IntArray:
+        """Phases of steps by the median of those that are remembered as decode steps."""
+        is_heavy = find_heavier(work, np.median(self._work[is_reference], axis=0))
+        is_long = durations >= LONGER * np.median(self._durations[is_reference])
         return np.where(is_heavy & is_long, PREFILL, DECODE)
