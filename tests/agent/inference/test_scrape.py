@@ -239,6 +239,34 @@ def test_each_port_is_one_engine_and_a_wrong_port_is_the_usual_one(tmp_path):
     assert found == [(VLLM, 5, 9000), (TRITON, 7, 8002)]
 
 
+@pytest.mark.parametrize(
+    ("line", "environ", "port"),
+    [
+        ("text-generation-launcher", None, 3000),  # ended, or not ours to read
+        ("text-generation-launcher", b"", 3000),
+        ("text-generation-launcher", b"A=1\0PORT=80\0", 80),
+        ("text-generation-launcher --port 8080", b"PORT=80\0", 8080),
+        ("text-generation-launcher", b"PORT=tcp://10.0.0.1:80\0", 3000),
+        ("text-generation-launcher", b"PORT=99999\0", 3000),
+        ("vllm serve a", b"PORT=80\0", 8000),  # no variable of its own
+        (f"vllm serve a --port {'9' * 5000}", None, 8000),
+    ],
+)
+def test_a_port_is_that_of_an_option_else_of_the_environment_of_tgi_else_the_default(
+    tmp_path, line, environ, port
+):
+    write_process(tmp_path, 5, line)
+    if environ is not None:
+        (tmp_path / "5" / "environ").write_bytes(environ)
+    assert [one.port for one in find_engines([5], tmp_path)] == [port]
+
+
+def test_the_server_that_tgi_starts_is_no_engine_of_its_own(tmp_path):
+    write_process(tmp_path, 5, "text-generation-launcher")
+    write_process(tmp_path, 6, "text-generation-router --port 3000 --master-shard-uds-path /s-0")
+    assert [(one.pid, one.port) for one in find_engines([5, 6], tmp_path)] == [(5, 3000)]
+
+
 @contextmanager
 def serve(answer):
     """A real HTTP server on a free port; ``answer`` gives status and body."""

@@ -1,8 +1,9 @@
 """Serving engines: how they are recognised, where their metrics are, and what those mean in OpenTelemetry's words.
 
 Sources, the projects' own pages: vLLM docs/usage/metrics.md and vllm/v1/metrics; SGLang
-docs/references/production_metrics.md; TGI docs/source/reference/metrics.md; Triton docs/user_guide/metrics.md. Names
-are OpenTelemetry's conventions for generative AI where it has one, and like them otherwise.
+docs/references/production_metrics.md; TGI docs/source/reference/metrics.md and launcher.md; Triton
+docs/user_guide/metrics.md. Names are OpenTelemetry's conventions for generative AI where it has one, and like them
+otherwise.
 """
 
 from __future__ import annotations
@@ -48,6 +49,7 @@ class ServingEngine:
         port_options: Options that say so.
         model_options: Options that name the model, for engines whose metrics do not.
         metrics: What is taken of a page; of several of one name the first that the page has.
+        port_variable: Of its environment, which has the port where no option says it; empty for none.
     """
 
     name: str
@@ -55,6 +57,7 @@ class ServingEngine:
     port_options: tuple[str, ...]
     model_options: tuple[str, ...]
     metrics: tuple[EngineMetric, ...]
+    port_variable: str = ""
 
 
 def _histogram(
@@ -130,7 +133,7 @@ SGLANG: Final = ServingEngine(
     ),
 )  # fmt: skip
 TGI: Final = ServingEngine(
-    "tgi", 8080, ("--prometheus-port", "--port", "-p"), ("--model-id",),
+    "tgi", 3000, ("--prometheus-port", "--port", "-p"), ("--model-id",),
     (
         _histogram("tgi_request_mean_time_per_token_duration", *_TOKEN),
         _histogram("tgi_request_duration", *_REQUEST),
@@ -144,6 +147,7 @@ TGI: Final = ServingEngine(
         _gauge("tgi_batch_current_size", *_RUNNING),
         _gauge("tgi_queue_size", *_WAITING),
     ),
+    port_variable="PORT",
 )  # fmt: skip
 TRITON: Final = ServingEngine(
     "triton", 8002, ("--metrics-port",), (),

@@ -7,6 +7,7 @@ counted and reported once.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import ssl
 import threading
@@ -18,7 +19,7 @@ from typing import Final
 
 import httpx
 
-from ingero.agent.capture.discover.identity import parse_stat
+from ingero.agent.capture.discover.identity import parse_environment, parse_stat
 from ingero.agent.capture.discover.processes import iter_pids
 from ingero.agent.inference.engines import EngineMetric, ServingEngine, find_engine, find_option
 from ingero.agent.inference.pages import MAX_TEXT, Number, SumStarts, read_page
@@ -35,6 +36,7 @@ MAX_PORTS: Final = 1024
 _TIMEOUT_S: Final = 3.0  # of one answer, from the connection to its last byte
 _NO_TLS: Final = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
 """Pages are read by plain HTTP: a client would load the machine's certificates for nothing each time."""
+_PORT_DIGITS: Final = 5
 _TICK_NS: Final = NS_PER_S // os.sysconf("SC_CLK_TCK")
 
 
@@ -123,8 +125,7 @@ def find_engines(pids: Iterable[int], proc: Path = Path("/proc")) -> Iterator[En
         engine = find_engine(arguments)
         if engine is None:
             continue
-        value = find_option(arguments, engine.port_options)
-        port = int(value) if value.isdecimal() and 0 < int(value) < 1 << 16 else engine.port
+        port = _find_port(engine, arguments, proc / str(pid))
         model = find_option(arguments, engine.model_options)[:MAX_TEXT]
         found.append(EngineState(engine, pid, port, model, *_read_start(pid, proc)))
     ports: set[int] = set()
@@ -132,6 +133,17 @@ def find_engines(pids: Iterable[int], proc: Path = Path("/proc")) -> Iterator[En
         if one.port not in ports and len(ports) < MAX_ENGINES:
             ports.add(one.port)
             yield one
+
+
+def _find_port(engine: ServingEngine, arguments: list[str], folder: Path) -> int:
+    value = find_option(arguments, engine.port_options)
+    if not value and engine.port_variable:
+        with contextlib.suppress(OSError):  # ended, or not ours to read
+            variables = parse_environment((folder / "environ").read_bytes())
+            value = variables.get(engine.port_variable, "")
+    # int() refuses numbers of thousands of digits.
+    is_port = value.isdecimal() and len(value) <= _PORT_DIGITS and 0 < int(value) < 1 << 16
+    return int(value) if is_port else engine.port
 
 
 def _read_start(pid: int, proc: Path) -> tuple[int, int]:
