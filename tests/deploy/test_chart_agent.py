@@ -72,3 +72,30 @@ def test_the_agent_sees_the_kubelets_socket_unless_it_is_not_to_ask():
     asked = {str(Path(DEFAULT_KUBELET_SOCKET).parent), str(CONTAINER_LOGS)}
     assert asked <= mounts()
     assert not asked & mounts(kubelet={"ask": False})
+
+
+@pytest.mark.parametrize("mode", ["trace", "fleet-push"])
+def test_in_either_mode_the_agent_has_the_token_and_certificates_that_are_named(mode):
+    push = {
+        "endpoint": "https://f:4318",
+        "clusterID": "c",
+        "tokenSecret": {"name": "push", "key": "bearer"},
+        "tls": {"secretName": "certificates", "caKey": "root.pem"},
+    }
+    pod = find_pod(render("ingero", mode=mode, fleetPush=push))["spec"]
+    (agent,) = pod["containers"]
+    options = dict(word.split("=", 1) for word in agent["args"] if "=" in word)
+    places = {mount["mountPath"]: mount["name"] for mount in agent["volumeMounts"]}
+    secrets = {
+        one["name"]: one["secret"]["secretName"] for one in pod["volumes"] if "secret" in one
+    }
+    given = {
+        "--fleet-bearer-token-file": ("push", "bearer"),
+        "--fleet-tls-ca": ("certificates", "root.pem"),
+        "--fleet-tls-cert": ("certificates", "tls.crt"),
+        "--fleet-tls-key": ("certificates", "tls.key"),
+    }
+    for name, (secret, key) in given.items():
+        file = Path(options[name])
+        assert file.name == key
+        assert secrets[places[str(file.parent)]] == secret

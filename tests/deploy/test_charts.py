@@ -145,6 +145,10 @@ CASES = {
             },
         },
     ),
+    "agent-trace-tls": (
+        "ingero",
+        {"fleetPush": {"tls": {"secretName": "agent-tls"}, "tokenSecret": {"name": "push"}}},
+    ),
     "agent-tls": (
         "ingero",
         {
@@ -488,6 +492,28 @@ def test_the_container_of_a_trace_starts_and_is_probed(folder):
     with node.start("agent") as (process, log):
         wait_for(node, "agent", process, log)
     assert (folder / "volumes/data/ingero.db").exists()
+
+
+@pytest.mark.kernel
+def test_a_trace_pushes_to_a_fleet_that_wants_a_certificate_and_a_bearer(tmp_path, authority):
+    secrets = {
+        "fleet-tls": issue(authority, "fleet"),
+        "fleet-auth": {"tokens": f"{TOKEN}\n".encode()},
+        "echo-ca": {"ca.crt": authority.cert_pem.bytes()},
+        "ingero-echo-auth": {"token": b"e" * 32},
+        "agent-tls": issue(authority, "agent"),
+        "push": {"token": TOKEN.encode()},
+    }
+    fleet = Node(tmp_path / "fleet", objects_of("fleet-all"), secrets)
+    address = f"https://localhost:{fleet.port(4318)}"
+    chart, values = CASES["agent-trace-tls"]
+    values = {**values, "trace": {"extraArgs": ["--fleet", address, "--fleet-cluster-id", "c"]}}
+    agent = Node(tmp_path / "agent", render(chart, **values), secrets)
+    with fleet.start("fleet") as (process, log), agent.start("agent") as (traced, traced_log):
+        wait_for(fleet, "fleet", process, log)
+        wait_for(agent, "agent", traced, traced_log)
+        page = f"http://127.0.0.1:{fleet.port(8888)}/metrics"
+        wait_until(lambda: 'nodes{cluster_id="c"} 1' in httpx.get(page).text, 60)
 
 
 def test_the_agents_settings_file_is_one_that_it_takes_and_a_change_of_it_changes_the_pod(folder):
