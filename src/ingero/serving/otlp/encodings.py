@@ -18,6 +18,10 @@ from ingero.errors import BadDataError
 
 _GZIP_WINDOW: Final = 16 + zlib.MAX_WBITS
 _AUTO_WINDOW: Final = 32 + zlib.MAX_WBITS
+INFLATE_STEP_BYTES: Final = 1 << 16
+"""Taken at once: the end of a member copies what of it follows."""
+MAX_MEMBERS: Final = 1024
+"""Of one body. A member of nothing is 20 bytes, so that no limit of what comes out bounds their number."""
 _ZSTD_WINDOW_BYTES: Final = 8 << 20
 """RFC 8878 section 3.1.1.1.2 recommends to support 8 MiB; larger windows are refused, as they are memory."""
 _ZSTD_STEP_BYTES: Final = 256
@@ -47,21 +51,26 @@ def decompress(body: bytes, encoding: str, limit_bytes: int) -> bytes:
 def _inflate(window: int) -> Callable[[bytes, int], bytes]:
     def inflate(body: bytes, limit_bytes: int) -> bytes:
         parts: list[bytes] = []
-        room = limit_bytes + 1
-        rest = body
-        while rest:  # gzip allows several members, one after the other
+        view = memoryview(body)
+        room, offset, n_members = limit_bytes + 1, 0, 0
+        while offset < len(view):  # gzip allows several members, one after the other
+            n_members += 1
+            if n_members > MAX_MEMBERS:
+                raise BadDataError(f"the compressed body has more than {MAX_MEMBERS} members")
             stream = zlib.decompressobj(window)
-            try:
-                part = stream.decompress(rest, room)
-            except zlib.error as error:
-                raise BadDataError(f"the body cannot be decompressed: {error}") from error
-            room -= len(part)
-            if room <= 0:
-                raise TooLargeError(_OVER.format(limit_bytes))
-            if not stream.eof:
-                raise BadDataError("the compressed body is cut short")
-            parts.append(part)
-            rest = stream.unused_data
+            while not stream.eof:
+                taken = view[offset : offset + INFLATE_STEP_BYTES]
+                if not taken:
+                    raise BadDataError("the compressed body is cut short")
+                try:
+                    part = stream.decompress(taken, room)
+                except zlib.error as error:
+                    raise BadDataError(f"the body cannot be decompressed: {error}") from error
+                offset += len(taken) - len(stream.unused_data)
+                room -= len(part)
+                if room <= 0:
+                    raise TooLargeError(_OVER.format(limit_bytes))
+                parts.append(part)
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     return inflate
