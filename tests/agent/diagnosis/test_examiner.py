@@ -96,7 +96,8 @@ class Node:
         self.clock = ManualClock(100 * NS_PER_S)
         slow_ns = self.clock.mono_ns() - 10 * NS_PER_S
         self.request = DiagnosisRequest("00" * 8, 2, "", 0.5, self.clock.wall_ns() - 10 * NS_PER_S)
-        self.history = CounterHistory(Files(self.clock, slow_ns, start_s * NS_PER_S))
+        files = Files(self.clock, slow_ns, start_s * NS_PER_S)
+        self.history = CounterHistory(self.clock.wall_ns() - self.clock.mono_ns(), files)
         ops = np.zeros(n_ops, COLLECTIVE_OP)
         ops["entry_ns"] = np.arange(n_ops) * 100 * NS_PER_MS + 20 * NS_PER_S
         ops["own_ns"] = np.where(ops["entry_ns"] > slow_ns, 100, 50) * NS_PER_MS
@@ -154,6 +155,17 @@ def test_answer_explains_the_excess_by_counters_of_before_and_since():
     assert diagnosis.window_ns == 14 * NS_PER_S
     assert diagnosis.excess_ns == 7 * NS_PER_S
     assert node.watched == [(PID, PID)]
+
+
+@pytest.mark.parametrize("step_s", [-3600, -5, 5, 3600])
+def test_a_step_of_the_wall_clock_moves_no_onset(step_s):
+    """Fleet knows times of operations, which keep the wall clock of the agent's start."""
+    node = Node()
+    node.clock.step_wall(step_s * NS_PER_S)
+    node.answer()
+    (diagnosis,) = node.transport.sent
+    assert [(cause.kind, cause.share) for cause in diagnosis.causes] == [("cpu-contention", 1.0)]
+    assert diagnosis.window_ns == 14 * NS_PER_S
 
 
 @pytest.mark.parametrize(
@@ -225,13 +237,13 @@ def test_lines_are_those_of_the_worker_that_is_busier_than_its_process():
         took = {int(name[1:]): TaskTimes(spent, 0) for name, spent in children.items()}
         return ProcessCounters(second, {PID: TaskTimes(own, 0)}, children=took)
 
-    history = CounterHistory(Listed([reading(1, 10, c7=50, c8=5), reading(2, 20, c7=55, c8=20)]))
+    history = CounterHistory(0, Listed([reading(1, 10, c7=50, c8=5), reading(2, 20, c7=55, c8=20)]))
     history.add_ops(PID, RANK, np.zeros(1, COLLECTIVE_OP))
     assert history.find_worker(PID) is None, "nothing was read yet"
     history.read(1)
     history.read(2)
     assert history.find_worker(PID) == 8
-    history = CounterHistory(Listed([reading(1, 10, c7=50), reading(2, 20, c7=59)]))
+    history = CounterHistory(0, Listed([reading(1, 10, c7=50), reading(2, 20, c7=59)]))
     history.add_ops(PID, RANK, np.zeros(1, COLLECTIVE_OP))
     history.read(1)
     history.read(2)
@@ -260,7 +272,8 @@ class SlowFromTheStart(Node):
 
     def __init__(self):
         super().__init__()
-        self.history = CounterHistory(Computing({PID: 2.0, PID + 1: 1.0}))
+        offset_ns = self.clock.wall_ns() - self.clock.mono_ns()
+        self.history = CounterHistory(offset_ns, Computing({PID: 2.0, PID + 1: 1.0}))
         for pid, rank, own_ms in ((PID, 2, 80), (PID + 1, 5, 40)):
             ops = np.zeros(900, COLLECTIVE_OP)
             ops["entry_ns"] = np.arange(900) * 100 * NS_PER_MS + 20 * NS_PER_S
@@ -455,7 +468,7 @@ def test_rank_that_begins_again_on_its_node_is_its_new_process():
             return super().read(pid, mono_ns, before) if pid != PID else None
 
     clock = ManualClock(100 * NS_PER_S)
-    history = CounterHistory(Alive(clock, clock.mono_ns()))
+    history = CounterHistory(0, Alive(clock, clock.mono_ns()))
     ops = np.ones(3, COLLECTIVE_OP)
     history.add_ops(PID, RANK, ops)
     history.add_ops(PID + 1, RANK, ops)
@@ -468,7 +481,7 @@ def test_a_process_that_got_the_number_of_another_one_is_not_taken_for_it():
         ProcessCounters(second, {PID: TaskTimes(ran_ns, 0, start_ticks)})
         for second, ran_ns, start_ticks in ((1, 10, 5), (2, 20, 5), (3, 900, 7))
     ]
-    history = CounterHistory(Listed(readings))
+    history = CounterHistory(0, Listed(readings))
     history.add_ops(PID, RANK, np.ones(1, COLLECTIVE_OP))
     history.read(1)
     history.read(2)

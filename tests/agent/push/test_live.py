@@ -141,3 +141,9 @@ def end(observer, seq):
     records["comm_hash"], records["nranks"] = 0xAB, 4
     observer.on_events("collectives", records, np.zeros(0))
     observer.pusher.note_exit(42 + seq)
+
+
+def test_times_that_fleet_asks_about_are_turned_back_as_they_were_turned(settings):
+    with open_live(settings, SystemClock()) as observer:
+        history = observer.pusher.on_finished.__self__
+        assert observer.pusher.offset_ns == history.offset_ns

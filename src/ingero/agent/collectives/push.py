@@ -128,6 +128,7 @@ class CollectivePusher:
 
     Attributes:
         on_finished: Called with what is complete, on the pushing thread; must not block.
+        offset_ns: Wall clock less monotonic clock, as of the start: entry times are on a clock that never steps.
     """
 
     def __init__(
@@ -144,7 +145,7 @@ class CollectivePusher:
         self._clock = clock
         self._pace = pace
         self._lock = threading.Lock()
-        self._offset_ns = clock.wall_ns() - clock.mono_ns()
+        self.offset_ns = clock.wall_ns() - clock.mono_ns()
         self._exited: dict[int, tuple[int, Ending | None]] = {}
         self._names = RankNames(identity, self._exited)
         self._queue = queue
@@ -284,7 +285,7 @@ class CollectivePusher:
 
     def _build_run(self, one: Finished) -> CollectiveRun:
         ops = one.ops.copy()
-        ops["entry_ns"] += self._offset_ns
+        ops["entry_ns"] += self.offset_ns
         return CollectiveRun(
             self._rank_of(one.pid), one.comm, one.comm_rank, one.n_ranks, one.clock, ops
         )

@@ -54,8 +54,8 @@ class WorkComparison:
     def find(self, pid: int, request: DiagnosisRequest) -> tuple[Work | None, WorkRates | None]:
         """What a process did since it is slow, and before that; None where that is unknown or cannot be compared."""
         now_ns = self.clock.mono_ns()
-        offset_ns = self.clock.wall_ns() - now_ns
-        since_ns = max(min(request.since_ns - offset_ns, now_ns), now_ns - BEFORE_NS)
+        onset_ns = request.since_ns - self.history.offset_ns
+        since_ns = max(min(onset_ns, now_ns), now_ns - BEFORE_NS)
         before = self._find_before(pid, since_ns)
         if before is None:
             since_ns = self._find_rise(pid, since_ns, now_ns)

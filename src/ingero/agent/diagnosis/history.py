@@ -48,10 +48,15 @@ class CounterHistory:
     """Follows every process that has collectives. Any thread.
 
     Args:
+        offset_ns: Wall clock less monotonic clock, as in the entry times that Fleet is sent.
         files: Where the counters are.
+
+    Attributes:
+        offset_ns: As given.
     """
 
-    def __init__(self, files: CounterFiles | None = None) -> None:
+    def __init__(self, offset_ns: int, files: CounterFiles | None = None) -> None:
+        self.offset_ns = offset_ns
         self._files = files or CounterFiles()
         self._lock = threading.Lock()
         self._followed: dict[int, _Followed] = {}

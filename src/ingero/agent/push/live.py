@@ -137,7 +137,6 @@ class LiveObserver:
     Attributes:
         source: Gets the counts.
         pusher: Gets collectives, synchronisations, processes.
-        offset_ns: Wall clock less monotonic clock, as of the start: entry times are on a clock that never steps.
     """
 
     source: CounterSource
@@ -238,7 +237,7 @@ def open_live(
     with ExitStack() as stack:
         transport = build_transport(health)
         stack.callback(transport.close)
-        history = CounterHistory()
+        history = CounterHistory(clock.wall_ns() - clock.mono_ns())
         examiner: Examiner = stack.enter_context(
             _open_examiner(health, history, clock, stop, callbacks)
         )
@@ -256,7 +255,7 @@ def open_live(
             PushPace(health.loop.push_interval_ns, health.loop.early_push_gap_ns),
             DeviceCollectives(ring_parent()),
         )
-        pusher.on_finished = history.add_ops
+        pusher.on_finished, pusher.offset_ns = history.add_ops, history.offset_ns
         rounds = PushRounds(pusher, history, clock, callbacks.notify)
 
         def count_outcomes() -> CollectiveCounts:
