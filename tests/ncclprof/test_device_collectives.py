@@ -254,6 +254,9 @@ def test_a_ring_that_its_process_removed_is_closed_once_it_is_read(join, device,
     entries_ns = []
     for n_read in range(1, 4):
         comm = join(comm=n_read)
+        device.read(
+            time.monotonic_ns() + n_read * LATER_NS
+        )  # what is written over from now on is lost
         entries_ns.append(time.monotonic_ns())
         for _ in range(4097 if n_read == 1 else 1):
             comm.play(GPU_NS, GPU_NS + 100, n_channels=1)
