@@ -16,9 +16,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-from ingero.agent.inference import scrape
+from ingero.agent.inference import pages, scrape
 from ingero.agent.inference.engines import SGLANG, TGI, TRITON, VLLM, find_engine, find_option
-from ingero.agent.inference.pages import MAX_MODELS, read_page
+from ingero.agent.inference.pages import read_page
 from ingero.agent.inference.scrape import (
     EngineScraper,
     EngineState,
@@ -26,8 +26,11 @@ from ingero.agent.inference.scrape import (
     ScrapeSettings,
     find_engines,
 )
+from ingero.agent.inference.series import iter_inference_series, read_losses
+from ingero.agent.inference.watch import InferenceSettings, InferenceWatch
 from ingero.agent.metrics.exporting import PrometheusPage, build_export
 from ingero.agent.metrics.series import Distribution
+from ingero.cli.commands.trace.inference import describe_engine
 from ingero.errors import BadDataError
 from ingero.testing.clock import ManualClock
 from ingero.units import NS_PER_S
@@ -421,7 +424,7 @@ vllm:time_to_first_token_seconds_sum{model_name="a"} 1.5
 
 def test_a_sum_that_fell_begins_anew_with_the_others_of_its_model(proc):
     """Also after a page that could not be read, and without the sums of a model that did not fall."""
-    pages = [
+    texts = [
         TOKENS.format("a", 100) + TOKENS.format("b", 100) + PAGE_OF_TTFT,
         "<html>",
         TOKENS.format("a", 99) + TOKENS.format("b", 100) + PAGE_OF_TTFT,
@@ -430,11 +433,11 @@ def test_a_sum_that_fell_begins_anew_with_the_others_of_its_model(proc):
     ]
     clock, found = ManualClock(), []
     with (
-        serve(lambda: (200, pages[len(found)].encode())) as port,
+        serve(lambda: (200, texts[len(found)].encode())) as port,
         scraper_of([], clock, [5]) as scraper,
     ):
         write_process(proc, 5, f"vllm serve a --port {port}")
-        for _ in pages:
+        for _ in texts:
             scraper.scrape_due()
             found.append(starts_of(scraper))
             clock.advance(10 * NS_PER_S)
@@ -445,12 +448,12 @@ def test_a_sum_that_fell_begins_anew_with_the_others_of_its_model(proc):
 
 
 def test_a_page_that_names_another_start_begins_anew(proc):
-    pages = [
+    texts = [
         TOKENS.format("a", 1) + f"process_start_time_seconds {WALL_S - 90}\n",
         TOKENS.format("a", 1) + f"process_start_time_seconds {WALL_S - 30}\n",
     ]
     with (
-        serve(lambda: (200, pages.pop(0).encode())) as port,
+        serve(lambda: (200, texts.pop(0).encode())) as port,
         scraper_of([], ManualClock(), [5]) as scraper,
     ):
         write_process(proc, 5, f"vllm serve a --port {port}")
@@ -510,9 +513,59 @@ def test_of_processes_with_one_port_the_first_that_started_is_the_engine(tmp_pat
     assert [one.pid for one in find_engines([5, 9], tmp_path)] == [9]
 
 
-def test_many_models_of_one_page_are_bounded():
-    lines = [f'nv_inference_request_success{{model="{i:04}"}} 1' for i in range(1000)]
-    assert len(read_page("\n".join(lines) + "\n", TRITON).numbers) == MAX_MODELS
+def page_of_models(models):
+    """Triton's page of models that have served once each; they wait in a queue of one."""
+    names = ("nv_inference_request_success", "nv_inference_pending_request_count")
+    return "".join(f'{name}{{model="{model}"}} 1\n' for name in names for model in models)
+
+
+def test_models_beyond_the_bound_are_counted_and_noted_once_and_those_that_are_known_stay(
+    proc, monkeypatch
+):
+    monkeypatch.setattr(pages, "MAX_MODELS", 2)
+    queue_only = 'nv_inference_pending_request_count{model="a"} 3\n'
+    loads = [
+        page_of_models(["d", "c"]),
+        queue_only + page_of_models(["b", "c", "d"]),  # two were loaded that come first by name
+        queue_only + page_of_models(["b", "c", "d"]),
+        page_of_models(["b", "d"]),  # one was unloaded
+        page_of_models(["b", "c", "d"]),
+    ]
+    said, clock, found = [], ManualClock(), []
+    with (
+        serve(lambda: (200, loads[len(found)].encode())) as port,
+        scraper_of(said, clock, [5]) as scraper,
+    ):
+        write_process(proc, 5, f"tritonserver --metrics-port {port}")
+        for _ in loads:
+            scraper.scrape_due()
+            series = {one.name: one for one in scraper.iter_series()}
+            models = [
+                {dict(labels)["gen_ai.request.model"] for labels, _ in series[name].points}
+                for name in ("gen_ai.server.request.success", "gen_ai.server.queue.size")
+            ]
+            assert models[0] == models[1]
+            losses = read_losses(InferenceWatch(InferenceSettings(), print), scraper)
+            found.append(("".join(sorted(models[0])), losses["models_not_read"]))
+    assert found == [("cd", 0), ("cd", 2), ("cd", 2), ("bd", 2), ("bd", 3)]
+    assert said[1:] == [f"triton on port {port}: 2 of its models are not read, as 2 are the most"]
+
+
+def test_losses_are_one_series_with_those_of_the_engines(proc):
+    lines = page_of_models([f"{i:04}" for i in range(1000)])
+    with (
+        serve(lambda: (200, lines.encode())) as port,
+        scraper_of([], ManualClock(), [5]) as scraper,
+    ):
+        write_process(proc, 5, f"tritonserver --metrics-port {port}")
+        scraper.scrape_due()
+        watch = InferenceWatch(InferenceSettings(), print)
+        series = {one.name: one for one in iter_inference_series(watch, scraper)}
+        (state,) = scraper.engines
+        text = describe_engine(state)
+    lost = {dict(labels)["what"]: n for labels, n in series["ingero.infer.lost"].points}
+    assert lost["models_not_read"] == 1000 - pages.MAX_MODELS == 744
+    assert (text.count("queue.size"), text.endswith(", 248 more models")) == (8, True)
 
 
 @contextmanager

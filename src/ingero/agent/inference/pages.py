@@ -1,11 +1,11 @@
 """What is known of an engine's page of metrics, and since when its sums count.
 
-Pages are other people's text: the number of models is bounded, and what is no page is bad data.
+Pages are other people's text: the number of models that are followed is bounded, and what is no page is bad data.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -13,7 +13,8 @@ from ingero.agent.inference.engines import EngineMetric, ServingEngine
 from ingero.agent.metrics.series import Distribution, Kind
 from ingero.errors import BadDataError
 
-MAX_MODELS: Final = 16
+MAX_MODELS: Final = 256
+"""Of one engine."""
 MAX_TEXT: Final = 256
 _MODEL_LABELS: Final = ("model_name", "model")
 _UNREADABLE: Final = (ValueError, KeyError, IndexError, TypeError, AttributeError, OverflowError)
@@ -32,6 +33,30 @@ class EnginePage:
 
     numbers: Mapping[tuple[EngineMetric, str], Number]
     started_s: float
+
+
+@dataclass(slots=True)
+class FollowedModels:
+    """Which models of one engine are followed: first those that are already, so that their series stay; then by name.
+
+    Attributes:
+        n_left_out: How many were not, each time that one appeared.
+    """
+
+    n_left_out: int = 0
+    _chosen: frozenset[str] = frozenset()
+    _left_out: frozenset[str] = frozenset()
+
+    def take(
+        self, numbers: Mapping[tuple[EngineMetric, str], Number]
+    ) -> dict[tuple[EngineMetric, str], Number]:
+        """Those of a page's numbers that are of followed models."""
+        models = sorted({model for _, model in numbers}, key=lambda m: (m not in self._chosen, m))
+        self._chosen = frozenset(models[:MAX_MODELS])
+        left_out = frozenset(models[MAX_MODELS:])
+        self.n_left_out += len(left_out - self._left_out)
+        self._left_out = left_out
+        return {key: number for key, number in numbers.items() if key[1] in self._chosen}
 
 
 @dataclass(slots=True)
@@ -101,37 +126,28 @@ def read_page(text: str, engine: ServingEngine) -> EnginePage:
 
 
 def _read_metric(metric: EngineMetric, samples: Mapping[str, list[Any]]) -> dict[str, Number]:
-    is_histogram = metric.kind is Kind.HISTOGRAM
-    name = f"{metric.theirs}_bucket" if is_histogram else metric.theirs
-    by_model: dict[str, list[Any]] = {}
+    if metric.kind is Kind.HISTOGRAM:
+        sums = _group(metric, samples.get(f"{metric.theirs}_sum", ()))
+        buckets = _group(metric, samples.get(f"{metric.theirs}_bucket", ()))
+        return {model: _add_up(some, sums.get(model, [])) for model, some in buckets.items()}
     # The parser gives counters that lack it the suffix that OpenMetrics wants.
-    for sample in samples.get(name, samples.get(f"{name}_total", [])):
-        if metric.only is None or sample.labels.get(metric.only[0]) == metric.only[1]:
-            by_model.setdefault(_find_model(sample), []).append(sample)
-    some = sorted(by_model)[:MAX_MODELS]
-    if is_histogram:
-        sums = samples.get(f"{metric.theirs}_sum", ())
-        return {
-            model: _add_up(by_model[model], [one for one in sums if _is_of(one, metric, model)])
-            for model in some
-        }
-    is_share = metric.name.endswith(".utilization")
+    found = samples.get(metric.theirs, samples.get(f"{metric.theirs}_total", ()))
+    add_up = max if metric.name.endswith(".utilization") else sum
     return {
-        model: metric.scale
-        * (max if is_share else sum)([_read_number(one.value) for one in by_model[model]])
-        for model in some
+        model: metric.scale * add_up([_read_number(one.value) for one in some])
+        for model, some in _group(metric, found).items()
     }
 
 
-def _find_model(sample: Any) -> str:  # noqa: ANN401 - a type of an optional package
-    return next(
-        (sample.labels[key][:MAX_TEXT] for key in _MODEL_LABELS if key in sample.labels), ""
-    )
-
-
-def _is_of(sample: Any, metric: EngineMetric, model: str) -> bool:  # noqa: ANN401 - as above
-    is_only = metric.only is None or sample.labels.get(metric.only[0]) == metric.only[1]
-    return is_only and _find_model(sample) == model
+def _group(metric: EngineMetric, samples: Iterable[Any]) -> dict[str, list[Any]]:
+    """Samples of a metric by model, in the order of their names."""
+    by_model: dict[str, list[Any]] = {}
+    for sample in samples:
+        if metric.only is None or sample.labels.get(metric.only[0]) == metric.only[1]:
+            keys = (key for key in _MODEL_LABELS if key in sample.labels)
+            model = next((sample.labels[key][:MAX_TEXT] for key in keys), "")
+            by_model.setdefault(model, []).append(sample)
+    return dict(sorted(by_model.items()))
 
 
 def _read_number(value: float) -> float:

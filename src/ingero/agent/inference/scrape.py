@@ -21,8 +21,9 @@ import httpx
 
 from ingero.agent.capture.discover.identity import parse_environment, parse_stat
 from ingero.agent.capture.discover.processes import iter_pids
+from ingero.agent.inference import pages
 from ingero.agent.inference.engines import EngineMetric, ServingEngine, find_engine, find_option
-from ingero.agent.inference.pages import MAX_TEXT, Number, SumStarts, read_page
+from ingero.agent.inference.pages import MAX_TEXT, FollowedModels, Number, SumStarts, read_page
 from ingero.agent.metrics.series import Kind, Labels, Series
 from ingero.closing import Closing
 from ingero.errors import BadDataError, UnsupportedError
@@ -91,6 +92,7 @@ class EngineState:
         start_ticks: When its process started, in clock ticks since boot; 0 where that is not known, as below.
         started_ns: The same in Unix time.
         reading: The last page.
+        models: Which of its models are followed.
         sums: Since when its sums count.
         outcomes: Readings so far.
         last: Outcome of the last one; None before the first.
@@ -103,6 +105,7 @@ class EngineState:
     start_ticks: int = 0
     started_ns: int = 0
     reading: EngineReading = field(default_factory=EngineReading)
+    models: FollowedModels = field(default_factory=FollowedModels)
     sums: SumStarts = field(default_factory=SumStarts)
     outcomes: dict[ScrapeOutcome, int] = field(default_factory=dict)
     last: ScrapeOutcome | None = None
@@ -197,6 +200,9 @@ class EngineScraper(Closing):
 
     Raises:
         UnsupportedError: ``prometheus_client`` is not installed.
+
+    Attributes:
+        n_models_left_out: Models of engines that were not followed, because there were too many.
     """
 
     def __init__(
@@ -213,6 +219,7 @@ class EngineScraper(Closing):
                 "reading the metrics of engines needs the package prometheus-client",
                 hint="pip install 'ingero[agent]', or --inference-scrape off",
             ) from error
+        self.n_models_left_out = 0
         self._settings = settings
         self._clock = clock
         self._report = report
@@ -305,11 +312,24 @@ class EngineScraper(Closing):
         now_ns = self._clock.wall_ns()
         is_known = 0 < found.started_s <= now_ns / NS_PER_S
         started_ns = round(found.started_s * NS_PER_S) if is_known else state.started_ns
+        numbers = self._follow_models(state, found.numbers)
         # Both at once: the tracing thread reads them meanwhile.
-        state.reading = EngineReading(
-            found.numbers, state.sums.take(found.numbers, started_ns, now_ns)
-        )
+        state.reading = EngineReading(numbers, state.sums.take(numbers, started_ns, now_ns))
         return ScrapeOutcome.TAKEN, ""
+
+    def _follow_models(
+        self, state: EngineState, numbers: Mapping[tuple[EngineMetric, str], Number]
+    ) -> Mapping[tuple[EngineMetric, str], Number]:
+        n_before = state.models.n_left_out
+        followed = state.models.take(numbers)
+        n_left_out = state.models.n_left_out
+        self.n_models_left_out += n_left_out - n_before
+        if n_left_out and not n_before:
+            where = f"{state.engine.name} on port {state.port}"
+            self._report(
+                f"{where}: {n_left_out} of its models are not read, as {pages.MAX_MODELS} are the most"
+            )
+        return followed
 
     def iter_series(self) -> Iterator[Series]:
         """What the last pages said, and what became of all readings."""

@@ -7,6 +7,7 @@ from typing import Final
 
 import numpy as np
 
+from ingero.agent.inference.scrape import EngineScraper
 from ingero.agent.inference.stream import BOUNDS_NS
 from ingero.agent.inference.watch import AGE_BOUNDS_MS, InferenceWatch
 from ingero.agent.metrics.series import Distribution, Kind, Labels, Series
@@ -20,8 +21,15 @@ _BUCKET: Final = "ingero.infer.outlier_bucket"
 _UINT64: Final = (1 << 64) - 1
 
 
-def iter_inference_series(watch: InferenceWatch) -> Iterator[Series]:
-    """What was seen of servers so far; nothing of a stream before its first step."""
+def iter_inference_series(
+    watch: InferenceWatch, engines: EngineScraper | None = None
+) -> Iterator[Series]:
+    """What was seen of servers so far; nothing of a stream before its first step.
+
+    Args:
+        watch: What watches them.
+        engines: What reads the metrics of engines, for what it left out; its own series are not in here.
+    """
     durations: list[tuple[Labels, Distribution]] = []
     means: list[tuple[Labels, float]] = []
     p95s: list[tuple[Labels, float]] = []
@@ -61,12 +69,12 @@ def iter_inference_series(watch: InferenceWatch) -> Iterator[Series]:
     yield from _iter_memory(watch)
     yield Series(
         "ingero.infer.lost", Kind.SUM, "1", "What inference mode did not follow, by what it is.",
-        tuple(((("what", what),), float(n)) for what, n in read_losses(watch).items()),
+        tuple(((("what", what),), float(n)) for what, n in read_losses(watch, engines).items()),
         "ingero_infer_lost_total",
     )  # fmt: skip
 
 
-def read_losses(watch: InferenceWatch) -> dict[str, int]:
+def read_losses(watch: InferenceWatch, engines: EngineScraper | None = None) -> dict[str, int]:
     """What was not followed or reported, by what it is; 0 for nothing."""
     return {
         "outliers_not_reported": watch.counts.n_unreported,
@@ -74,6 +82,7 @@ def read_losses(watch: InferenceWatch) -> dict[str, int]:
         "calls_without_step": watch.finder.n_dropped,
         "steps_over_a_minute": watch.finder.n_long,
         "allocations_not_followed": watch.allocations.n_untracked,
+        "models_not_read": engines.n_models_left_out if engines is not None else 0,
     }
 
 

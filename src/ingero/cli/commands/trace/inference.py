@@ -141,7 +141,9 @@ def describe_outlier(outlier: StepOutlier) -> str:
     )
 
 
-def iter_phase_lines(watch: InferenceWatch) -> Iterator[dict[str, Any]]:
+def iter_phase_lines(
+    watch: InferenceWatch, engines: EngineScraper | None = None
+) -> Iterator[dict[str, Any]]:
     """Lines of type ``inference``: one per stream and phase, then one of what was not followed."""
     from ingero.agent.inference.series import read_losses
     from ingero.detect.inference.baseline import BUCKETS
@@ -161,7 +163,7 @@ def iter_phase_lines(watch: InferenceWatch) -> Iterator[dict[str, Any]]:
             "baseline_p95_ns": round(record.baseline.p95_ns),
             "outliers": dict(zip(BUCKETS[1:], record.outliers[1:].tolist(), strict=True)),
         }
-    yield {"type": "inference_lost", **read_losses(watch)}
+    yield {"type": "inference_lost", **read_losses(watch, engines)}
 
 
 def draw_phases(watch: InferenceWatch) -> Iterator[Table]:
@@ -233,9 +235,14 @@ def _build_number(number: Number) -> dict[str, float]:
 
 
 def describe_engine(state: EngineState) -> str:
-    """The same in a line for people: means of its histograms, and what waits."""
+    """The same in a line for people: means of its histograms, and what waits, of its first models."""
     parts = []
-    for (metric, model), number in state.reading.numbers.items():
+    found = state.reading.numbers
+    models = list(dict.fromkeys(model for _, model in found))
+    shown = set(models[:MAX_SHOWN])
+    for (metric, model), number in found.items():
+        if model not in shown:
+            continue
         name = metric.name.removeprefix("gen_ai.").removeprefix("server.")
         of = f" {clean(model)}" if model else ""
         if isinstance(number, float | int):
@@ -249,4 +256,6 @@ def describe_engine(state: EngineState) -> str:
     rest = sum(state.outcomes.values()) - taken
     failed = f", {rest} failed" if rest else ""
     numbers = ", ".join(parts) or "no number yet"
+    if len(models) > MAX_SHOWN:
+        numbers += f", {len(models) - MAX_SHOWN} more models"
     return f"{state.engine.name} (pid {state.pid}, port {state.port}): {taken} readings{failed}; {numbers}"

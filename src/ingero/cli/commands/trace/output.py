@@ -155,8 +155,9 @@ class JsonLines:
     def on_totals(self, totals: Totals) -> None:
         """At the end: one line of type ``counts`` per operation, then one of type ``coverage``."""
         if totals.is_last:
-            for line in iter_phase_lines(self.inference) if self.inference else ():
-                self._write(line)
+            if self.inference:
+                for line in iter_phase_lines(self.inference, self.engines):
+                    self._write(line)
             for state in self.engines.engines if self.engines else ():
                 self._write(build_engine_line(state))
             for key, count in zip(totals.all_keys, totals.all_counts, strict=True):

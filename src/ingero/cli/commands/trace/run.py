@@ -311,7 +311,7 @@ def _open_inference(
 def _iter_inference(output: JsonLines | LiveTable) -> Iterator[Series]:
     """Series of programs that serve and of engines, where they are watched."""
     if output.inference is not None:
-        yield from iter_inference_series(output.inference)
+        yield from iter_inference_series(output.inference, output.engines)
     if output.engines is not None:
         yield from output.engines.iter_series()
 
