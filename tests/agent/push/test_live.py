@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from ingero.agent.capture.discover.identity import ProcessIdentity
-from ingero.agent.capture.kernel.abi import get_dtype
+from ingero.agent.capture.kernel.abi import ProcessEvent, get_dtype
 from ingero.agent.health.loop_settings import LoopSettings
 from ingero.agent.health.push_body import NodeIdentity
 from ingero.agent.health.service import AgentSettings
@@ -147,3 +147,33 @@ def test_times_that_fleet_asks_about_are_turned_back_as_they_were_turned(setting
     with open_live(settings, SystemClock()) as observer:
         history = observer.pusher.on_finished.__self__
         assert observer.pusher.offset_ns == history.offset_ns
+
+
+def end_process(observer, pid):
+    records = np.zeros(1, get_dtype("process"))
+    records["event"], records["pid"] = ProcessEvent.EXIT, pid
+    observer.on_events("processes", records, np.zeros(0))
+
+
+@pytest.mark.parametrize(
+    "end_one", [end_process, lambda observer, pid: observer.on_unrecorded_ends([pid])]
+)
+def test_the_workload_is_another_job_only_when_no_process_of_it_lives(settings, end_one):
+    with open_live(settings, SystemClock()) as observer:
+        observer.on_process(ProcessIdentity(pid=10, job="a"))
+        observer.on_process(ProcessIdentity(pid=11, job="a"))
+        observer.on_process(ProcessIdentity(pid=20, job="b"))
+        observer.on_process(ProcessIdentity(pid=30))
+        assert observer.workload == "a"
+        end_one(observer, 10)
+        end_one(observer, 30)
+        assert observer.workload == "a"
+        end_one(observer, 11)
+        assert observer.workload == "b"
+        observer.on_process(ProcessIdentity(pid=12, job="a"))
+        assert observer.workload == "b"
+        end_one(observer, 12)
+        end_one(observer, 20)
+        assert observer.workload == "b", "the job may go on in other processes"
+        observer.on_process(ProcessIdentity(pid=40, job="c"))
+        assert observer.workload == "c"

@@ -137,15 +137,20 @@ class LiveObserver:
     Attributes:
         source: Gets the counts.
         pusher: Gets collectives, synchronisations, processes.
+        workload: The job that the node is judged by; another one only once no process of it lives. Its processes may
+            come and go, and jobs may share a node.
     """
 
     source: CounterSource
     pusher: CollectivePusher
     workload: str = ""
+    _jobs: dict[int, str] = field(default_factory=dict)
 
     def on_process(self, identity: ProcessIdentity) -> None:
         """A process that makes GPU calls."""
-        self.workload = identity.job or self.workload
+        if identity.job:
+            self._jobs[identity.pid] = identity.job
+            self._choose_workload()
         place = identity.place
         self.pusher.note_process(
             identity.pid, place.rank, identity.job, identity.meeting, identity.resource
@@ -161,17 +166,27 @@ class LiveObserver:
             for exited in records[records["event"] == ProcessEvent.EXIT]:
                 pid, status = int(exited["pid"]), int(exited["exit_code"])
                 at_ns = int(exited["header"]["mono_ns"])
+                self._forget(pid)
                 self.pusher.note_exit(pid, Ending(at_ns, status & _SIGNAL, status >> _STATUS_BITS))
 
     def on_unrecorded_ends(self, pids: Collection[int]) -> None:
         """Processes that ended and made no probed call, or whose record was lost."""
         for pid in pids:
+            self._forget(pid)
             self.pusher.note_exit(pid)
 
     def on_totals(self, totals: Totals) -> None:
         """The counts of a second."""
         self.pusher.note_in_flight(totals.in_flight)
         self.source.on_totals(totals, self.workload)
+
+    def _forget(self, pid: int) -> None:
+        if self._jobs.pop(pid, None) is not None:
+            self._choose_workload()
+
+    def _choose_workload(self) -> None:
+        if self.workload not in self._jobs.values():
+            self.workload = next(iter(self._jobs.values()), self.workload)
 
 
 FindCollectiveCounts = Callable[[], CollectiveCounts | None]
