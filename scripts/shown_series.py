@@ -20,7 +20,7 @@ from ingero.agent.events.alert.page import AlerterPage
 from ingero.agent.events.sink import SinkState
 from ingero.agent.health.collective_counts import CollectiveCounts
 from ingero.agent.inference.engines import SGLANG, TGI, TRITON, VLLM
-from ingero.agent.inference.scrape import EngineScraper, ScrapeOutcome
+from ingero.agent.inference.scrape import EngineReading, EngineScraper, ScrapeOutcome
 from ingero.agent.inference.series import iter_inference_series
 from ingero.agent.inference.watch import InferenceSettings, InferenceWatch
 from ingero.agent.metrics.exporting import OtlpPusher
@@ -146,7 +146,7 @@ def _iter_engines() -> Iterator[Series]:
     engines = [
         _nothing(
             engine=engine, port=0, model="", outcomes=Counter({ScrapeOutcome.TAKEN: 1}),
-            numbers={(metric, ""): 0.0 for metric in engine.metrics},
+            reading=EngineReading({(metric, ""): 0.0 for metric in engine.metrics}),
         )
         for engine in _ENGINES
     ]  # fmt: skip
