@@ -17,6 +17,7 @@ from ingero.agent.trace.thinning import thin
 from ingero.model.arrays import IntArray, Records
 from ingero.model.events import EventFlag, Events, HostOp, Source, is_stored_at_end
 from ingero.model.latency import HIST_BUCKETS, build_bucket_edges_ns
+from ingero.model.operations import find_failures
 from ingero.model.recording import AGGREGATE, COVERAGE, HISTOGRAM, Recording
 from ingero.recording.causal.exact import operation_keys
 from ingero.units import NS_PER_S
@@ -175,7 +176,7 @@ def _build_aggregates(ended: Events, stored: Events) -> Records:
         row["sum_duration_ns"] = mine["duration_ns"].sum()
         row["min_duration_ns"] = mine["duration_ns"].min()
         row["max_duration_ns"] = mine["duration_ns"].max()
-        row["errors"] = (mine["ret_code"] != 0).sum()
+        row["errors"] = find_failures(mine["source"], mine["op"], mine["ret_code"]).sum()
     return rows
 
 

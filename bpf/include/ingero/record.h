@@ -607,7 +607,7 @@ enum ig_selector {
 
 struct ig_descriptor {
 	u16 op;
-	u16 pending_rc; /* a non-zero return code that is not an error (ncclInProgress, cudaErrorNotReady); 0: none */
+	u16 pending_rc; /* a non-zero return code that is not an error (ingero.model.operations); 0: none */
 	u8 source;
 	u8 act;
 	u8 needs_return;  /* 0: entry-only, half the cost */

@@ -138,6 +138,20 @@ def _build_table() -> npt.NDArray[np.uint8]:
 
 _TABLE: Final = _build_table()
 
+_NOT_READY: Final = 600  # cudaErrorNotReady
+_IN_PROGRESS: Final = 7  # ncclInProgress: the communicator does not block
+
+
+def _build_pending() -> npt.NDArray[np.int32]:
+    codes = np.zeros((256, 256), np.int32)
+    codes[Source.NCCL, :] = _IN_PROGRESS
+    for op in (CudaOp.EVENT_QUERY, CudaOp.STREAM_QUERY):
+        codes.flat[code_of(op)] = _NOT_READY
+    return codes
+
+
+_PENDING: Final = _build_pending()
+
 BLOCKING_COPIES: Final = frozenset(
     map(code_of, (CudaOp.MEMCPY, CudaOp.MEMCPY_2D, CudaOp.MEMCPY_PEER, DriverOp.MEMCPY))
 )
@@ -159,3 +173,16 @@ def find_kinds(sources: npt.NDArray[Any], ops: npt.NDArray[Any]) -> npt.NDArray[
     """Kind of each operation, from its source and code; codes below 256."""
     kinds: npt.NDArray[np.uint8] = _TABLE[sources, ops]
     return kinds
+
+
+def get_pending_code(source: int, op: int) -> int:
+    """The return code, other than 0, with which an operation has not failed; 0 where there is none."""
+    return int(_PENDING[source, op])
+
+
+def find_failures(
+    sources: npt.NDArray[Any], ops: npt.NDArray[Any], codes: npt.NDArray[Any]
+) -> npt.NDArray[np.bool_]:
+    """Whether each call failed, from its source, operation and return code."""
+    is_failure: npt.NDArray[np.bool_] = (codes != 0) & (codes != _PENDING[sources, ops])
+    return is_failure

@@ -124,6 +124,14 @@ def test_inner_and_failed_calls_are_no_part_of_a_step():
     assert steps[["start_ns", "n_launches"]].tolist() == [(1020, 1)]
 
 
+def test_a_collective_of_a_communicator_that_does_not_block_is_part_of_a_step():
+    steps = steps_of((ALL_REDUCE, {"ret_code": 7}), launch(S1), wait(S1))
+    assert (
+        steps["start_ns"].tolist()
+        == steps_of((ALL_REDUCE, {}), launch(S1), wait(S1))["start_ns"].tolist()
+    )
+
+
 def test_sampled_launches_are_estimated_and_said_to_be():
     steps = steps_of(launch(S1, 2), launch(S1, 8, weight=3), wait(S1), launch(S1), wait(S1))
     assert steps["n_launches"].tolist() == [4, 1]

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.support.degrade import degrade, sample
 
-from ingero.model.events import CudaOp, EventFlag, GpuOp, Source
+from ingero.model.events import CudaOp, EventFlag, GpuOp, NcclOp, Source
 from ingero.model.latency import build_bucket_edges_ns
 from ingero.recording.causal.engine import explain
 from ingero.recording.causal.exact import Basis, compute_statistics
@@ -18,6 +18,7 @@ from ingero.recording.scenarios.loop import LAUNCH, SYNC, Loop, LoopStep
 
 MS = 1_000_000
 MINUTE = 60_000 * MS
+QUERY, ALL_REDUCE = (Source.CUDA, CudaOp.EVENT_QUERY), (Source.NCCL, NcclOp.ALL_REDUCE)
 
 
 def launches(durations, every_ns=10_000):
@@ -68,6 +69,28 @@ def test_calls_that_are_counted_a_minute_after_their_rows_are_counted_once(n_lat
     aggregates["count"] += [-n_late, n_late]
     (one,) = compute_statistics(replace(recording, aggregates=aggregates))
     assert (one.basis, one.count, one.rows) == (Basis.COUNTED, 400, 400)
+
+
+def test_a_window_that_cuts_a_minute_has_the_errors_of_both_parts():
+    built = RecordingBuilder()
+    for i in range(600):
+        built.call(LAUNCH, i * MINUTE // 200, 1000, 7, ret_code=2 if i % 4 == 0 else 0)
+    recording = degrade(built.build(), lambda events: sample(events, 10))
+    first = START_NS + MINUTE // 2
+    events = recording.events[recording.events["start_ns"] >= first]
+    (one,) = compute_statistics(replace(recording, events=events, asked_ns=(first, 0)))
+    assert one.exact == 400
+    assert one.errors == 500 // 4
+
+
+def test_rows_stand_for_as_many_errors_as_calls_and_a_query_that_is_not_ready_is_none():
+    built = RecordingBuilder()
+    built.call(QUERY, 0, 1000, 7, ret_code=600, weight=50)
+    built.call(QUERY, MS, 1000, 7, ret_code=709, weight=3)
+    built.call(ALL_REDUCE, 2 * MS, 1000, 7, ret_code=7, weight=2)
+    built.call(LAUNCH, 3 * MS, 1000, 7, ret_code=600)
+    errors = {(one.source, one.op): one.errors for one in compute_statistics(built.build())}
+    assert errors == {QUERY: 3, ALL_REDUCE: 0, LAUNCH: 1}
 
 
 def test_a_recording_that_counts_nothing_says_that_it_does_not_know():

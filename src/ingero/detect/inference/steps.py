@@ -24,7 +24,7 @@ import numpy as np
 
 from ingero.model.arrays import BoolArray, IntArray, Records
 from ingero.model.events import CopyKind, CudaOp, DriverOp, EventFlag, Events, Source
-from ingero.model.operations import BLOCKING_COPIES, OpKind, code_of, find_kinds
+from ingero.model.operations import BLOCKING_COPIES, OpKind, code_of, find_failures, find_kinds
 from ingero.units import NS_PER_S
 
 STEP: Final = np.dtype([
@@ -82,7 +82,8 @@ def build_calls(events: Events) -> Records:
     """
     flags = events["flags"]
     is_inner = (flags & (EventFlag.NESTED | EventFlag.IN_FLIGHT)) != 0
-    events = events[~is_inner & (events["ret_code"] == 0)]
+    is_failure = find_failures(events["source"], events["op"], events["ret_code"])
+    events = events[~is_inner & ~is_failure]
     kinds = find_kinds(events["source"], events["op"])
     codes = events["source"].astype(np.int64) << 8 | events["op"]
     calls = np.zeros(len(events), _CALL)

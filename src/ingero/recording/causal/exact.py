@@ -16,6 +16,7 @@ import numpy as np
 from ingero.model.arrays import BoolArray, FloatArray, IntArray, Records
 from ingero.model.events import EventFlag, is_stored_at_end
 from ingero.model.latency import HIST_BUCKETS, build_bucket_edges_ns, gather_histogram, quantiles_ns
+from ingero.model.operations import find_failures
 from ingero.model.recording import Recording
 from ingero.units import NS_PER_S
 
@@ -203,9 +204,8 @@ def _from_counts(operation: _OperationRows, counts: Records, bins: Records) -> S
     else:
         quantiles = _row_quantiles(rows)
     basis = Basis.COUNTED if is_timed or is_all or not _total(counts) else Basis.ESTIMATE
-    return _make(
-        operation, basis, (count, count), (_total(counts), _longest(counts), quantiles), counts
-    )
+    numbers = (_total(counts), _longest(counts), quantiles)
+    return _make(operation, basis, (count, count), int(counts["errors"].sum()), numbers)
 
 
 def _from_both(
@@ -215,7 +215,7 @@ def _from_both(
     outside: Records,
 ) -> Statistics:
     """Whole minutes from the tables, the cut ones from their weighted rows."""
-    weights = np.maximum(outside["weight"], 1).astype(np.int64)
+    weights = _weights(outside)
     exact = int(counts["count"].sum())
     histogram = gather_histogram(bins["from_ns"], bins["to_ns"], bins["count"])
     edges = build_bucket_edges_ns()
@@ -229,13 +229,14 @@ def _from_both(
         shortest = min(shortest, _shortest(counts))
     numbers = (total_ns, longest, _quantiles(histogram, shortest, longest))
     basis = Basis.ESTIMATE if len(outside) or not exact else Basis.COUNTED
-    return _make(operation, basis, (count, exact), numbers, counts)
+    errors = int(counts["errors"].sum()) + _count_errors(outside)
+    return _make(operation, basis, (count, exact), errors, numbers)
 
 
 def _from_rows(operation: _OperationRows, n_unstored: int, *, is_known: bool) -> Statistics:
     """Everything from rows, each with its weight."""
     _, rows, _ = operation
-    weights = np.maximum(rows["weight"], 1).astype(np.int64)
+    weights = _weights(rows)
     count = max(int(weights.sum()), len(rows) + n_unstored)
     basis = Basis.ROWS if is_known else Basis.UNKNOWN
     if count > len(rows):
@@ -246,26 +247,33 @@ def _from_rows(operation: _OperationRows, n_unstored: int, *, is_known: bool) ->
         _row_quantiles(rows),
     )
     exact = len(rows) if basis is Basis.ROWS else 0
-    return _make(operation, basis, (count, exact), numbers, rows[:0])
+    return _make(operation, basis, (count, exact), _count_errors(rows), numbers)
 
 
 def _make(
     operation: _OperationRows,
     basis: Basis,
     counts: tuple[int, int],
+    errors: int,
     numbers: tuple[int, int, tuple[float, float, float]],
-    table: Records,
 ) -> Statistics:
     key, rows, n_open = operation
-    if len(table) and "errors" in (table.dtype.names or ()):
-        errors = int(table["errors"].sum())
-    else:
-        errors = int((rows["ret_code"] != 0).sum())
     total_ns, longest, quantiles = numbers
     return Statistics(
         key >> 48, _pid(key), key >> 8 & 0xFF, key & 0xFF, basis, len(rows), n_open, *counts,
         errors, total_ns, quantiles, longest,
     )  # fmt: skip
+
+
+def _weights(rows: Records) -> IntArray:
+    """Calls that each row stands for."""
+    weights: IntArray = np.maximum(rows["weight"], 1).astype(np.int64)
+    return weights
+
+
+def _count_errors(rows: Records) -> int:
+    is_failure = find_failures(rows["source"], rows["op"], rows["ret_code"])
+    return int(_weights(rows)[is_failure].sum())
 
 
 def _total(counts: Records) -> int:
@@ -292,7 +300,7 @@ def _row_quantiles(rows: Records) -> tuple[float, float, float]:
     if not len(rows):
         return 0.0, 0.0, 0.0
     order = np.argsort(rows["duration_ns"], kind="stable")
-    reached = np.cumsum(np.maximum(rows["weight"][order], 1).astype(np.int64))
+    reached = np.cumsum(_weights(rows)[order])
     at = np.searchsorted(reached, np.asarray(_QUANTILES) * float(reached[-1]), side="left")
     values = rows["duration_ns"][order][np.minimum(at, len(rows) - 1)].astype(float).tolist()
     return values[0], values[1], values[2]

@@ -92,6 +92,9 @@ def test_every_row_becomes_a_descriptor(machine):
     assert by_name["cudaEventRecord"]["needs_return"] == 0
     assert by_name["ncclAllReduce"]["is_collective"] == 1
     assert by_name["cudaEventQuery"]["pending_rc"] == 600
+    assert by_name["cudaStreamQuery"]["pending_rc"] == 600
+    assert by_name["cudaStreamSynchronize"]["pending_rc"] == 0
+    assert by_name["ncclAllReduce"]["pending_rc"] == 7
     assert by_name["ncclAllReduce"]["args"][Role.COMM] == 6
     assert all(by_name[f.name]["is_collective"] for f in FUNCTIONS if f.is_cxx)
 

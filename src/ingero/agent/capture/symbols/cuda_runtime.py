@@ -16,7 +16,6 @@ from ingero.model.events import CudaOp, Source
 
 _PTSZ: Final = ("_ptsz",)
 _PTDS: Final = ("_ptds",)
-_ERROR_NOT_READY: Final = 600
 _LAUNCH: Final = "func:ptr grid:dim3 block:dim3 args:ptr smem:u64 stream:ptr"
 _LAUNCH_CONFIG_GRID: Final = "config@0:i32*config@4:i32*config@8:i32"
 _LAUNCH_CONFIG_BLOCK: Final = "config@12:i32*config@16:i32*config@20:i32"
@@ -207,23 +206,8 @@ DEVICES: Final = (
     _cuda(CudaOp.DEVICE_RESET, "cudaDeviceReset", ""),
     _cuda(CudaOp.MODULE_LOAD, "cudaLibraryLoadData", "p:ptr code:ptr", act=Act.OUT, out="p"),
     _cuda(CudaOp.MODULE_LOAD, "cudaLibraryLoadFromFile", "p:ptr name:ptr", act=Act.OUT, out="p"),
-    Function(
-        "cudaEventQuery",
-        Source.CUDA,
-        CudaOp.EVENT_QUERY,
-        "event:ptr",
-        {"handle": "event"},
-        pending_rc=_ERROR_NOT_READY,
-    ),
-    Function(
-        "cudaStreamQuery",
-        Source.CUDA,
-        CudaOp.STREAM_QUERY,
-        "stream:ptr",
-        {"stream": "stream"},
-        suffixes=_PTSZ,
-        pending_rc=_ERROR_NOT_READY,
-    ),
+    _cuda(CudaOp.EVENT_QUERY, "cudaEventQuery", "event:ptr", handle="event"),
+    _cuda(CudaOp.STREAM_QUERY, "cudaStreamQuery", "stream:ptr", suffixes=_PTSZ, stream="stream"),
 )
 
 CUDA_RUNTIME: Final[tuple[Function, ...]] = (

@@ -14,11 +14,9 @@ from ingero.agent.capture.kernel.abi import Act
 from ingero.agent.capture.symbols.table import Function
 from ingero.model.events import NcclOp, Source
 
-_IN_PROGRESS: Final = 7  # ncclInProgress: a non-blocking communicator is being made
-
 
 def _row(op: NcclOp, name: str, prototype: str, *, act: Act = Act.NONE, **roles: str) -> Function:
-    return Function(name, Source.NCCL, op, prototype, roles, act, pending_rc=_IN_PROGRESS)
+    return Function(name, Source.NCCL, op, prototype, roles, act)
 
 
 def _collective(op: NcclOp, name: str, prototype: str, **roles: str) -> tuple[Function, ...]:

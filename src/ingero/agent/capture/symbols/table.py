@@ -11,6 +11,7 @@ from ingero.agent.capture.kernel.abi import Act, Role, get_dtype
 from ingero.agent.capture.symbols.abi import build_arguments, build_selector
 from ingero.model.arrays import Records
 from ingero.model.events import Source
+from ingero.model.operations import get_pending_code
 
 _ROLES: Final[dict[str, tuple[Role, ...]]] = {
     "size": (Role.SIZE0, Role.SIZE1, Role.SIZE2),
@@ -46,7 +47,6 @@ class Function:
         act: What the engine does at its return.
         suffixes: Further exports of the same prototype, such as ``_ptsz``.
         needs_return: Whether duration, return code or an out value is wanted; costs a second probe.
-        pending_rc: A non-zero return code that is no error.
     """
 
     name: str
@@ -57,7 +57,6 @@ class Function:
     act: Act = Act.NONE
     suffixes: tuple[str, ...] = ()
     needs_return: bool = True
-    pending_rc: int = 0
 
     @property
     def is_cxx(self) -> bool:
@@ -79,7 +78,7 @@ def row(
     suffixes: tuple[str, ...] = (),
     **roles: str,
 ) -> Function:
-    """A table row; a function without a return probe or with a pending code is made with `Function` itself."""
+    """A table row; a function without a return probe is made with `Function` itself."""
     return Function(name, source, op, prototype, roles, act, suffixes)
 
 
@@ -92,7 +91,7 @@ def build_descriptor(function: Function, machine: str) -> Records:
     descriptor["act"] = int(function.act)
     descriptor["needs_return"] = function.needs_return
     descriptor["is_collective"] = function.source in {Source.NCCL, Source.GLOO}
-    descriptor["pending_rc"] = function.pending_rc
+    descriptor["pending_rc"] = get_pending_code(function.source, function.op)
     for role, text in function.roles.items():
         expressions = _expand(text, arguments[text].kind if text in arguments else "")
         for place, expression in zip(_ROLES[role], expressions, strict=False):
