@@ -20,6 +20,7 @@ from ingero.fleet.factory import (
 from ingero.fleet.graph import PIPELINE_REFUSED, FanOut, build_graph
 from ingero.fleet.helpers.sending_report import ENQUEUE_FAILED
 from ingero.fleet.service import FleetService, Generation
+from ingero.fleet.states import SharedStates
 from ingero.otlp.codec import build_gauge, build_metrics, build_number
 from ingero.otlp.names import Signal
 from ingero.telemetry.log import read_fields
@@ -355,23 +356,54 @@ def test_capability_is_found_by_type_and_by_who_offered_it():
     assert generation.find(Offer) == []
 
 
-def test_shared_state_lives_while_its_settings_do():
-    kit = Kit()
-    service = FleetService(lambda: pytest.fail("not asked for"), kit.factories)
-    state = service.states.get(("p/1", "map"), dict)
-    assert service.states.get(("p/1", "map"), dict) is state
-    same = kit.config(CHAIN)
-    service.states.keep_unchanged(same, kit.config(CHAIN))
-    assert service.states.get(("p/1", "map"), dict) is state
-    without = build_config(
+def _without_processors(kit):
+    return build_config(
         parse_document(
             "receivers: {r: }\nexporters: {e/1: }\nservice: {pipelines: {metrics: {receivers: [r], exporters: [e/1]}}}",
             environ={},
         ),
         kit.factories,
     )
-    service.states.keep_unchanged(same, without)
-    assert service.states.get(("p/1", "map"), dict) is not state
+
+
+class Forgettable:
+    n_discards = 0
+
+    def discard(self):
+        self.n_discards += 1
+
+
+def test_shared_state_lives_while_its_settings_do():
+    kit = Kit()
+    states = SharedStates()
+    state = states.get(("p/1", "map"), Forgettable)
+    assert states.get(("p/1", "map"), Forgettable) is state
+    same = kit.config(CHAIN)
+    before = states.set_aside_changed(same, kit.config(CHAIN))
+    assert states.get(("p/1", "map"), Forgettable) is state
+    states.discard_unused(before)
+    assert not state.n_discards
+    before = states.set_aside_changed(same, _without_processors(kit))
+    other = states.get(("p/1", "map"), Forgettable)
+    assert other is not state
+    assert not state.n_discards, "the new configuration may not start"
+    states.discard_unused(before)
+    assert (state.n_discards, other.n_discards) == (1, 0)
+
+
+def test_shared_states_come_back_when_a_reload_does_not_start():
+    kit = Kit()
+    states = SharedStates()
+    state = states.get(("p/1", "map"), Forgettable)
+    kept = states.get(("e/1", "map"), Forgettable)
+    before = states.set_aside_changed(kit.config(CHAIN), _without_processors(kit))
+    built = [states.get((name, "map"), Forgettable) for name in ("p/1", "p/3")]
+    states.restore(before)
+    assert states.get(("p/1", "map"), Forgettable) is state
+    assert states.get(("e/1", "map"), Forgettable) is kept
+    assert states.get(("p/3", "map"), Forgettable) not in built
+    assert (state.n_discards, kept.n_discards) == (0, 0)
+    assert [one.n_discards for one in built] == [1, 1]
 
 
 def test_timer_repeats_and_outlives_an_error():

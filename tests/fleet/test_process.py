@@ -10,6 +10,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+import trustme
 from prometheus_client.parser import text_string_to_metric_families
 from tests.e2e.agents import health
 from tests.e2e.test_collectives import job
@@ -48,6 +49,12 @@ service:
     metrics: {receivers: [otlp], exporters: [otlphttp]}
   telemetry: {metrics: {address: "127.0.0.1:0"}}
 """
+
+
+def _listening_on(text, port):
+    return text.replace(
+        'http: {endpoint: "127.0.0.1:0"}', f'http: {{endpoint: "127.0.0.1:{port}"}}'
+    )
 
 
 def _body(value):
@@ -180,38 +187,47 @@ service:
 """
 
 
+def _ask_admin(fleet, page, **query):
+    where = fleet.addresses["extensions.ingero_threshold admin"]
+    return httpx.get(f"http://{where}/api/v1/admin/{page}", params=query)
+
+
+def _report_job(fleet):
+    """Send the records of a job with a slow rank, and wait for its verdict."""
+    where = fleet.addresses["receivers.otlp http"]
+    for run in job(slow=5):
+        content = encode_protobuf(build_collectives([run], 1_795_230_273_280_661_023))
+        headers = {"content-type": "application/x-protobuf"}
+        httpx.post(f"http://{where}/v1/logs", content=content, headers=headers, timeout=120)
+    wait_until(lambda: _ask_admin(fleet, "verdicts", cluster_id="job").is_success)
+
+
 @pytest.mark.slow
 def test_a_reload_of_prices_and_thresholds_forgets_neither_scores_nor_evidence(tmp_path):
     config = tmp_path / "fleet.yaml"
     config.write_text(JUDGING)
-
-    def admin(fleet, page, **query):
-        where = fleet.addresses["extensions.ingero_threshold admin"]
-        return httpx.get(f"http://{where}/api/v1/admin/{page}", params=query)
 
     with run_fleet(config) as fleet:
         where = fleet.addresses["receivers.otlp http"]
         for index in range(6):
             body = health(f"n{index}", cluster="c")
             httpx.post(f"http://{where}/v1/metrics", json=body, timeout=120)
-        for run in job(slow=5):
-            content = encode_protobuf(build_collectives([run], 1_795_230_273_280_661_023))
-            headers = {"content-type": "application/x-protobuf"}
-            httpx.post(f"http://{where}/v1/logs", content=content, headers=headers, timeout=120)
-        wait_until(lambda: admin(fleet, "verdicts", cluster_id="job").is_success)
+        _report_job(fleet)
         config.write_text(
             JUDGING.replace("fallback_rate: 1.0", "fallback_rate: 2.0").replace("k: 2.0", "k: 3.0")
         )
         fleet.signal(signal.SIGHUP)
         fleet.wait_until_ready(2)
-        assert admin(fleet, "verdicts", cluster_id="job").is_success
-        assert admin(fleet, "nodes", cluster_id="c").json()["total"] == 6
-        settings = admin(fleet, "config").json()["settings"]["processors"]
+        assert _ask_admin(fleet, "verdicts", cluster_id="job").is_success
+        assert _ask_admin(fleet, "nodes", cluster_id="c").json()["total"] == 6
+        settings = _ask_admin(fleet, "config").json()["settings"]["processors"]
         assert settings["nccl"]["rates"]["fallback_rate"] == 2.0
         config.write_text(JUDGING.replace("rates:", "alarm_slowdown: 0.5, rates:"))
         fleet.signal(signal.SIGHUP)
         fleet.wait_until_ready(3)
-        assert admin(fleet, "verdicts", cluster_id="job").status_code == 404, "judged otherwise"
+        assert _ask_admin(fleet, "verdicts", cluster_id="job").status_code == 404, (
+            "judged otherwise"
+        )
 
 
 @pytest.mark.slow
@@ -219,13 +235,101 @@ def test_reload_that_cannot_start_goes_back_to_the_old_configuration(tmp_path):
     config = tmp_path / "fleet.yaml"
     config.write_text(PLAIN)
     with run_fleet(config) as fleet, socket.create_server(("127.0.0.1", 0)) as taken:
-        bad = f'"127.0.0.1:{taken.getsockname()[1]}"'
-        config.write_text(
-            PLAIN.replace('http: {endpoint: "127.0.0.1:0"}', f"http: {{endpoint: {bad}}}")
-        )
+        config.write_text(_listening_on(PLAIN, taken.getsockname()[1]))
         fleet.signal(signal.SIGHUP)
         line = wait_for_line(fleet, "going back")
         assert "receivers.otlp: cannot listen on" in line
+        fleet.wait_until_ready(2)
+        assert _push(fleet).status_code == 200
+
+
+@pytest.mark.slow
+def test_a_reload_that_goes_back_forgets_no_evidence_of_what_it_changed(tmp_path):
+    config = tmp_path / "fleet.yaml"
+    config.write_text(JUDGING)
+    with run_fleet(config) as fleet, socket.create_server(("127.0.0.1", 0)) as taken:
+        _report_job(fleet)
+        changed = JUDGING.replace("rates:", "alarm_slowdown: 0.5, rates:")
+        config.write_text(_listening_on(changed, taken.getsockname()[1]))
+        fleet.signal(signal.SIGHUP)
+        fleet.wait_until_ready(2)
+        assert "going back" in fleet.log
+        assert _ask_admin(fleet, "verdicts", cluster_id="job").is_success
+
+
+@pytest.fixture
+def certificate(tmp_path):
+    issued = trustme.CA().issue_cert("127.0.0.1")
+    issued.private_key_pem.write_to_path(tmp_path / "tls.key")
+    file = tmp_path / "tls.crt"
+    issued.cert_chain_pems[0].write_to_path(file)
+    return file
+
+
+def _serving_tls(text, file):
+    tls = f"tls: {{cert_file: {file}, key_file: {file.with_suffix('.key')}}}"
+    return text.replace('endpoint: "127.0.0.1:0"}', f'endpoint: "127.0.0.1:0", {tls}}}')
+
+
+def _push_by_tls(fleet):
+    url = f"https://{fleet.addresses['receivers.otlp http']}/v1/metrics"
+    return httpx.post(url, json=_body(1.0), timeout=120, verify=False)
+
+
+@pytest.mark.slow
+def test_a_reload_while_a_certificate_is_half_replaced_changes_nothing(tmp_path, certificate):
+    config = tmp_path / "fleet.yaml"
+    config.write_text(_serving_tls(PLAIN, certificate))
+    with run_fleet(config) as fleet:
+        other = trustme.CA().issue_cert("127.0.0.1")
+        other.cert_chain_pems[0].write_to_path(certificate)
+        config.write_text(
+            _serving_tls(PLAIN, certificate).replace("debug: {}", "debug: {verbosity: detailed}")
+        )
+        fleet.signal(signal.SIGHUP)
+        line = wait_for_line(fleet, "not reloaded")
+        assert f"{certificate}" in line
+        assert _push_by_tls(fleet).status_code == 200
+        assert _scrape(fleet, "ingero_fleet_config_reloads_total") == 1
+        other.private_key_pem.write_to_path(certificate.with_suffix(".key"))
+        fleet.signal(signal.SIGHUP)
+        fleet.wait_until_ready(2)
+        assert _push_by_tls(fleet).status_code == 200
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("is_mended", [True, False], ids=["mended", "stopped"])
+def test_an_old_configuration_that_no_longer_starts_is_tried_again(
+    tmp_path, certificate, is_mended
+):
+    config = tmp_path / "fleet.yaml"
+    config.write_text(_serving_tls(PLAIN, certificate))
+    with run_fleet(config) as fleet, socket.create_server(("127.0.0.1", 0)) as taken:
+        whole = certificate.read_bytes()
+        certificate.write_bytes(whole[:100])
+        config.write_text(_listening_on(PLAIN, taken.getsockname()[1]))
+        fleet.signal(signal.SIGHUP)
+        line = wait_for_line(fleet, "trying again")
+        assert f"{certificate}" in line
+        if is_mended:
+            certificate.write_bytes(whole)
+            fleet.wait_until_ready(2)
+            assert _push_by_tls(fleet).status_code == 200
+        fleet.signal(signal.SIGTERM)
+        assert fleet.wait() == 0
+
+
+@pytest.mark.slow
+def test_a_reload_replaces_an_old_configuration_that_no_longer_starts(tmp_path, certificate):
+    config = tmp_path / "fleet.yaml"
+    config.write_text(_serving_tls(PLAIN, certificate))
+    with run_fleet(config) as fleet, socket.create_server(("127.0.0.1", 0)) as taken:
+        certificate.write_bytes(b"")
+        config.write_text(_listening_on(PLAIN, taken.getsockname()[1]))
+        fleet.signal(signal.SIGHUP)
+        wait_for_line(fleet, "trying again")
+        config.write_text(PLAIN)
+        fleet.signal(signal.SIGHUP)
         fleet.wait_until_ready(2)
         assert _push(fleet).status_code == 200
 
@@ -235,11 +339,7 @@ def test_port_in_use_at_start_names_the_component_and_ends_with_1(tmp_path):
     config = tmp_path / "fleet.yaml"
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        config.write_text(
-            PLAIN.replace(
-                'http: {endpoint: "127.0.0.1:0"}', f'http: {{endpoint: "127.0.0.1:{port}"}}'
-            )
-        )
+        config.write_text(_listening_on(PLAIN, port))
         with pytest.raises(IngeroError) as ended, run_fleet(config):
             pass
         message = ended.value.message

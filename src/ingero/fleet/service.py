@@ -18,7 +18,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any, Final
 
 from ingero.config import Endpoint
-from ingero.errors import ConfigError, IngeroError
+from ingero.errors import IngeroError
 from ingero.fleet.component import (
     CapabilityT,
     ComponentId,
@@ -26,7 +26,7 @@ from ingero.fleet.component import (
     OfferedCapabilities,
     SharedT,
 )
-from ingero.fleet.config import FleetConfig
+from ingero.fleet.config import FleetConfig, check_files
 from ingero.fleet.factory import Factory
 from ingero.fleet.graph import PIPELINE_SECONDS, Graph, GraphNode, build_graph
 from ingero.fleet.jetstream.telemetry import STREAM_METRICS
@@ -58,7 +58,7 @@ if TYPE_CHECKING:
 
 RELOADS: Final = counter(
     "ingero_fleet_config_reloads_total",
-    "Reloads of the configuration: applied, refused (the file is bad) or reverted (the new one did not start).",
+    "Reloads of the configuration: applied, refused (a file is bad) or reverted (the new one did not start).",
     "result",
 )
 UPTIME: Final = gauge("otelcol_process_uptime_seconds", "Seconds since the collector started.")
@@ -71,6 +71,7 @@ CPU: Final = gauge(
 SERVICE_METRICS: Final = (RELOADS, UPTIME, MEMORY, CPU, *POOL_METRICS, *STREAM_METRICS)
 
 _RELOAD_NS: Final = 5 * NS_PER_S  # what the old generation gets before the new one may start
+_RETRY_S: Final = 2.0  # between attempts to start the configuration that ran before
 _GC_THRESHOLDS: Final = (20_000, 10, 100)
 """Pushes make no cycles; at Python's own thresholds a collection takes some milliseconds every tenth of a second."""
 _log = logging.getLogger("ingero.fleet")
@@ -79,6 +80,7 @@ _log = logging.getLogger("ingero.fleet")
 class _Event(Enum):
     STOP = "stop"
     RELOAD = "reload"
+    RETRY = "retry"
 
 
 def _settle() -> None:
@@ -334,6 +336,7 @@ class FleetService:
         self._life = _Life()
         self._events: asyncio.Queue[_Event] = asyncio.Queue()
         self._generation: Generation | None = None
+        self._is_running = False
         self._exit_code = 0
 
     @property
@@ -388,8 +391,12 @@ class FleetService:
         self._catch_signals()
         await self._start(config)
         _settle()
-        while await self._events.get() is _Event.RELOAD:
-            await self._reload()
+        while (event := await self._next_event()) is not _Event.STOP:
+            if event is _Event.RELOAD:
+                await self._reload()
+            else:
+                assert self._generation is not None
+                await self._go_back(self._generation.config)
         await self._drain()
         return self._exit_code
 
@@ -403,8 +410,8 @@ class FleetService:
         self._events.put_nowait(_Event.RELOAD)
 
     async def _start(self, config: FleetConfig) -> None:
-        generation = Generation(self, config)
-        self._generation = generation
+        self._is_running = False
+        self._generation = generation = Generation(self, config)
         try:
             endpoints = config.service.telemetry.metrics.endpoints
             await self.telemetry.open(endpoints, generation.note_address)
@@ -412,6 +419,7 @@ class FleetService:
         except IngeroError:
             await self.telemetry.close()
             raise
+        self._is_running = True
         if self._life.status is ServiceStatus.STARTING:
             self._life = _Life(ServiceStatus.RUNNING, self.clock.wall_ns())
             self.telemetry.started_mono_ns = self.clock.mono_ns()
@@ -424,22 +432,40 @@ class FleetService:
         reloads = self.telemetry.registry.counter(RELOADS)
         try:
             config = self._load()
-        except ConfigError as error:
+            check_files(config, self.factories)
+        except IngeroError as error:
             reloads.add(1, result="refused")
-            _log.error("configuration not reloaded, the old one keeps running: %s", error.message)
+            _log.error("configuration not reloaded, the old one stays: %s", error.message)
             return
         await self._stop_generation(old, min(_RELOAD_NS, old.config.service.shutdown_timeout))
-        self.states.keep_unchanged(old.config, config)
+        states = self.states.set_aside_changed(old.config, config)
         self._set_up(config)
         try:
             await self._start(config)
         except IngeroError as error:
             reloads.add(1, result="reverted")
             _log.error("the new configuration did not start, going back: %s", error.message)
+            self.states.restore(states)
             self._set_up(old.config)
-            await self._start(old.config)
+            await self._go_back(old.config)
             return
+        self.states.discard_unused(states)
         reloads.add(1, result="applied")
+
+    async def _go_back(self, config: FleetConfig) -> None:
+        """Start what ran before; where even that fails, a file may be bad only for now."""
+        try:
+            await self._start(config)
+        except IngeroError as error:
+            _log.error("the old one does not start, trying again: %s", error.message)
+
+    async def _next_event(self) -> _Event:
+        """What is asked for next; another attempt to start where nothing runs and nothing is asked for."""
+        try:
+            async with asyncio.timeout(None if self._is_running else _RETRY_S):
+                return await self._events.get()
+        except TimeoutError:
+            return _Event.RETRY
 
     async def _stop_generation(self, generation: Generation, timeout_ns: int) -> None:
         await generation.stop(timeout_ns)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, Protocol, cast, runtime_checkable
+from collections.abc import Callable, Mapping
+from typing import Protocol, cast, runtime_checkable
 
 from ingero.fleet.component import ComponentKind, SharedT
 from ingero.fleet.config import FleetConfig
+
+StateKey = tuple[str, str]
+"""A component's id, and the name of one of its states."""
 
 
 @runtime_checkable
@@ -31,25 +34,41 @@ class SharedStates:
     """What `Host.shared` hands out: states by component and name, alive across reloads."""
 
     def __init__(self) -> None:
-        self._states: dict[tuple[str, str], Any] = {}
+        self._states: dict[StateKey, object] = {}
 
-    def get(self, key: tuple[str, str], build: Callable[[], SharedT]) -> SharedT:
+    def get(self, key: StateKey, build: Callable[[], SharedT]) -> SharedT:
         """The state of this key, built if there is none yet."""
         if key not in self._states:
             self._states[key] = build()
         return cast("SharedT", self._states[key])
 
-    def keep_unchanged(self, old: FleetConfig, new: FleetConfig) -> None:
-        """Forget the states of components whose settings differ between the two, unless they can go on."""
-        for key, state in list(self._states.items()):
+    def set_aside_changed(self, old: FleetConfig, new: FleetConfig) -> Mapping[StateKey, object]:
+        """No longer hand out the states of components whose settings differ between the two, unless they can go on.
+
+        Returns:
+            Every state there was, for `restore` where the new configuration does not start, and for `discard_unused`
+            where it does.
+        """
+        before = dict(self._states)
+        for key, state in before.items():
             wanted = _settings_of(new, key[0])
             is_same = _settings_of(old, key[0]) == wanted
             if not is_same and not (
                 isinstance(state, Adjustable) and any(map(state.accepts, wanted.values()))
             ):
-                forgotten = self._states.pop(key)
-                if isinstance(forgotten, Discardable):
-                    forgotten.discard()
+                del self._states[key]
+        return before
+
+    def restore(self, before: Mapping[StateKey, object]) -> None:
+        """Hand out these states again, and forget those that were built since."""
+        built, self._states = self._states, dict(before)
+        self.discard_unused(built)
+
+    def discard_unused(self, states: Mapping[StateKey, object]) -> None:
+        """Forget those of these states that are no longer handed out."""
+        for key, state in states.items():
+            if self._states.get(key) is not state and isinstance(state, Discardable):
+                state.discard()
 
 
 def _settings_of(config: FleetConfig, component: str) -> dict[ComponentKind, object]:

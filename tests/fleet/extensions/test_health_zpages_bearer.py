@@ -203,6 +203,26 @@ def test_missing_token_file_stops_the_start(tmp_path):
         _auth({"filename": str(tmp_path / "nowhere")})
 
 
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        (None, "No such file"),
+        ("\n", "no token"),
+        ("a\x00b", "line 1"),
+        ("a\na clusters=x", "there twice"),
+    ],
+)
+def test_a_bad_token_file_is_found_without_a_start(tmp_path, content, problem):
+    file = tmp_path / "tokens"
+    settings = parse_model(bearertokenauth.BearerTokenAuthConfig, {"filename": str(file)})
+    if content is not None:
+        file.write_text(content)
+    with pytest.raises(IngeroError, match=problem):
+        bearertokenauth.FACTORY.check_files(settings)
+    file.write_text("a\nb clusters=x")
+    bearertokenauth.FACTORY.check_files(settings)
+
+
 @pytest.mark.parametrize("settings", [{}, {"token": "a", "filename": "b"}, {"tokens": []}])
 def test_exactly_one_source_of_tokens_is_wanted(settings):
     with pytest.raises(ConfigError, match="exactly one"):

@@ -150,29 +150,44 @@ class BearerTokenAuth:
             stamp = (stat.st_mtime_ns, stat.st_ino, stat.st_size)
             if stamp == self._stamp:
                 return
-            lines = path.read_text(encoding="utf-8").split("\n")
         except OSError as error:
             raise IngeroError(f"cannot read {path}: {error.strerror or error}") from error
-        except UnicodeDecodeError as error:
-            raise IngeroError(f"{path}: not UTF-8 text") from error
-        self._take([
-            _read_line(line, f"{path} line {number}")
-            for number, line in enumerate(lines, 1)
-            if line.strip()
-        ])
+        self._take(_read_tokens(path))
         self._stamp = stamp
 
     def _take(self, tokens: list[_Token]) -> None:
-        if not tokens or not all(token.text for token in tokens):
-            raise ConfigError("there is no token, or an empty one")
+        self._digests, self._clusters = _index_tokens(tokens)
         self._first = tokens[0].text
-        digests = [hashlib.sha256(token.text.encode()).digest() for token in tokens]
-        clusters: dict[str, frozenset[str] | None] = {}
-        for digest, token in zip(digests, tokens, strict=True):
-            subject = _name_subject(digest)
-            if clusters.setdefault(subject, token.clusters) != token.clusters:
-                raise ConfigError("a token is there twice, for different clusters")
-        self._clusters, self._digests = clusters, tuple(digests)
+
+
+def _read_tokens(path: Path) -> list[_Token]:
+    """The tokens of a file. Raises IngeroError for one that cannot be read or holds what no header carries."""
+    try:
+        lines = path.read_text(encoding="utf-8").split("\n")
+    except OSError as error:
+        raise IngeroError(f"cannot read {path}: {error.strerror or error}") from error
+    except UnicodeDecodeError as error:
+        raise IngeroError(f"{path}: not UTF-8 text") from error
+    return [
+        _read_line(line, f"{path} line {number}")
+        for number, line in enumerate(lines, 1)
+        if line.strip()
+    ]
+
+
+def _index_tokens(
+    tokens: list[_Token],
+) -> tuple[tuple[bytes, ...], dict[str, frozenset[str] | None]]:
+    """Digests, and clusters by subject. Raises ConfigError for tokens that cannot be used together."""
+    if not tokens or not all(token.text for token in tokens):
+        raise ConfigError("there is no token, or an empty one")
+    digests = tuple(hashlib.sha256(token.text.encode()).digest() for token in tokens)
+    clusters: dict[str, frozenset[str] | None] = {}
+    for digest, token in zip(digests, tokens, strict=True):
+        subject = _name_subject(digest)
+        if clusters.setdefault(subject, token.clusters) != token.clusters:
+            raise ConfigError("a token is there twice, for different clusters")
+    return digests, clusters
 
 
 def _name_subject(digest: bytes) -> str:
@@ -196,6 +211,11 @@ def _read_line(line: str, where: str) -> _Token:
     return _Token(token, names)
 
 
+def _check_files(config: BearerTokenAuthConfig) -> None:
+    if config.filename is not None:
+        _index_tokens(_read_tokens(Path(config.filename)))
+
+
 FACTORY: Final = ExtensionFactory(
     type="bearertokenauth",
     config=BearerTokenAuthConfig,
@@ -203,5 +223,6 @@ FACTORY: Final = ExtensionFactory(
     stability=Stability.BETA,
     metrics=(REFUSED,),
     create=BearerTokenAuth,
+    check_files=_check_files,
     example={"token": "${env:INGERO_TOKEN}"},
 )
