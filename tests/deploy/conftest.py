@@ -4,6 +4,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
+import trustme
 import yaml
 from tests.deploy.site import DEPLOY, run_site
 from tests.e2e.prometheus import serve_config
@@ -60,3 +61,8 @@ def folder():
     """A short path: that of a Unix socket has a limit."""
     with tempfile.TemporaryDirectory(prefix="pod-") as made:
         yield Path(made)
+
+
+@pytest.fixture(scope="module")
+def authority():
+    return trustme.CA()

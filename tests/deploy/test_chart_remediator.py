@@ -3,16 +3,19 @@
 import base64
 import json
 import re
+import subprocess
+from pathlib import Path
 
 import httpx
 import pytest
-from tests.deploy.charts import Node, find, find_pod, helm, needs_helm
-from tests.deploy.site import DEPLOY
+from tests.deploy.charts import Node, find, find_pod, helm, needs_helm, render
+from tests.deploy.site import BIN, DEPLOY
 from tests.deploy.test_charts import CASES, objects_of, wait_for
 
 from ingero.config.document import parse_document
 from ingero.remediation.config import build_policy
 from ingero.testing.waiting import wait_until
+from ingero.units import NS_PER_S
 
 pytestmark = [pytest.mark.slow, needs_helm]
 
@@ -119,6 +122,89 @@ def test_a_remediator_with_links_has_their_key_and_a_page_behind_the_service_for
     assert "approval" not in {
         one["name"] for one in find(objects_of("fleet-remediator"), "Service")["spec"]["ports"]
     }
+
+
+def test_a_remediator_beside_a_fleet_with_an_echo_sends_its_audit_there(folder, authority):
+    objects = objects_of("fleet-remediator-audit")
+    key = base64.b64encode(b"s" * 32)
+    secrets = {
+        "echo-ca": {"ca.crt": authority.cert_pem.bytes()},
+        "ingero-echo-auth": {"token": b"e" * 32},
+        "webhook": {"secret": key},
+        "approval": {
+            "key": key,
+            "bot": key,
+            "slack": b"https://hooks.slack.example/services/T/B/x",
+        },
+    }
+    node = Node(folder, objects, secrets)
+    with node.start("fleet") as (process, log), node.start("remediator") as (second, second_log):
+        wait_for(node, "fleet", process, log)
+        wait_for(node, "remediator", second, second_log, "livenessProbe")
+        policy = folder / "volumes/policy/remediator.yaml"
+        checked = subprocess.run(
+            [BIN / "ingero-remediator", "validate", policy],
+            capture_output=True, text=True, check=False, env=node.environ("remediator"),
+        )  # fmt: skip
+        assert checked.returncode == 0, checked.stderr
+        page = httpx.get(f"http://127.0.0.1:{node.port(9467)}/metrics").text
+        assert "ingero_remediator_audit_waiting" in page
+    audit = build_policy(parse_document(policy.read_text())).audit
+    assert audit.endpoint == "https://ingero-echo:4318"
+    assert Path(audit.ca_file).read_bytes() == secrets["echo-ca"]["ca.crt"]
+    assert Path(audit.bearer_file).read_bytes() == secrets["ingero-echo-auth"]["token"]
+
+
+@pytest.mark.parametrize(
+    ("audit", "expected"),
+    [
+        ({}, ("https://ingero-echo:4318", "/etc/ingero/echo-token/token")),
+        ({"interval": "9s"}, ("https://ingero-echo:4318", "/etc/ingero/echo-token/token")),
+        ({"endpoint": "https://other:5318"}, ("https://other:5318", "")),
+    ],
+)
+def test_an_audit_of_the_policy_goes_first_and_echos_token_to_nobody_else(audit, expected):
+    values = json.loads(json.dumps(CASES["fleet-remediator-audit"][1]))
+    values["remediator"]["policy"]["audit"] = audit
+    objects = render("ingero-fleet", **values)
+    found = read_policy(objects).audit
+    assert (found.endpoint, found.bearer_file) == expected
+    assert (found.ca_file is None) == (expected[1] == "")
+    if "interval" in audit:
+        assert found.interval == 9 * NS_PER_S
+    assert int(expected[0].rpartition(":")[2]) in find_egress(objects)
+
+
+def find_egress(objects):
+    rules = find(objects, "NetworkPolicy")["spec"]["egress"]
+    return {port["port"] for rule in rules for port in rule["ports"]}
+
+
+def test_the_network_policy_lets_out_what_the_remediator_sends_to_and_no_more():
+    assert find_egress(objects_of("fleet-remediator-audit")) == {53, 443, 4318, 8443, 9443}
+    link = CASES["fleet-remediator-audit"][1]["remediator"]["policy"]["approval"]["link"]
+    bot = {**link, "labels": ["bot"], "send": link["send"][1:]}
+    objects = render("ingero-fleet", remediator={
+        **CASES["fleet-remediator-audit"][1]["remediator"],
+        "policy": {"action": {"command": {"drain": ["true"], "undo": ["true"]}}, "approval": {"link": bot}},
+    })  # fmt: skip
+    assert find_egress(objects) == {53, 9443}
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "port"),
+    [
+        ("https://ingero-echo:4318/", 4318),
+        ("https://ingero-echo:4318", 4318),
+        ("https://ingero-echo", 443),
+        ("http://ingero-echo/", 80),
+        ("https://echo.example/a:1/", 443),
+        ("https://[fd00::1]/", 443),
+        ("https://[fd00::1]:4318/", 4318),
+    ],
+)
+def test_fleet_is_let_out_to_the_port_of_echo(endpoint, port):
+    assert find_egress(render("ingero-fleet", echo={"endpoint": endpoint})) == {53, port}
 
 
 def read_policy(objects):

@@ -6,7 +6,6 @@ import subprocess
 import httpx
 import kubernetes_validate
 import pytest
-import trustme
 import yaml
 from tests.deploy.charts import (
     CHARTS,
@@ -101,6 +100,41 @@ CASES = {
                 "journalClaim": "journal",
             },
             "networkPolicy": {"approval": [{"namespaceSelector": {"matchLabels": {"a": "b"}}}]},
+        },
+    ),
+    "fleet-remediator-audit": (
+        "ingero-fleet",
+        {
+            "echo": {"endpoint": "https://ingero-echo:4318/", "caSecret": {"name": "echo-ca"}},
+            "remediator": {
+                "enabled": True,
+                "policy": {
+                    "mode": "ask",
+                    "action": {"webhook": {"url": "https://[fd00::1]:8443/a:1"}},
+                    "approval": {
+                        "link": {
+                            "base_url": "https://remedy.example",
+                            "labels": ["ana", "bot"],
+                            "send": [
+                                {
+                                    "label": "ana",
+                                    "slack": {"webhook_url_file": "/etc/ingero/approval/slack"},
+                                },
+                                {
+                                    "label": "bot",
+                                    "webhook": {
+                                        "url": "https://bot.example:9443/ingero",
+                                        "secret_file": "/etc/ingero/approval/bot",
+                                    },
+                                },
+                            ],
+                        }
+                    },
+                },
+                "approvalSecret": {"name": "approval"},
+                "webhookSecret": {"name": "webhook"},
+                "journalClaim": "journal",
+            },
         },
     ),
     "fleet-remediator-nvsentinel": (
@@ -356,11 +390,6 @@ def wait_for(node, name, process, log, kind="startupProbe"):
         return is_up(url)()
 
     wait_until(ready, 60)
-
-
-@pytest.fixture(scope="module")
-def authority():
-    return trustme.CA()
 
 
 def issue(authority, name):

@@ -35,3 +35,9 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- define "ingero-fleet.image" -}}
 {{ .Values.image.repository }}:{{ .Values.image.tag | default .Chart.AppVersion }}
 {{- end -}}
+
+{{- /* The port of an address: of its authority alone, since a path or an IPv6 address may have colons too. */ -}}
+{{- define "ingero-fleet.port" -}}
+{{- $authority := regexReplaceAll "^([a-z]+://)?([^/?#]*).*$" . "${2}" -}}
+{{- regexFind ":[0-9]+$" $authority | trimPrefix ":" | default (ternary "80" "443" (hasPrefix "http://" .)) -}}
+{{- end -}}

@@ -24,7 +24,29 @@
 {{- $where := dict "socket" "/var/run/nvsentinel/nvsentinel.sock" "token_file" "/var/run/secrets/nvsentinel/platform-connector/token" -}}
 {{- $_ := set $policy.action "nvsentinel" (mergeOverwrite $where ($policy.action.nvsentinel | default dict)) -}}
 {{- end -}}
+{{- $echo := .Values.echo -}}
+{{- $audit := $policy.audit | default dict -}}
+{{- if and $echo.endpoint (not $audit.endpoint) -}}
+{{- $there := dict "endpoint" $echo.endpoint "bearer_file" (printf "/etc/ingero/echo-token/%s" $echo.tokenSecret.key) -}}
+{{- if $echo.caSecret.name -}}{{- $_ := set $there "ca_file" (printf "/etc/ingero/echo-ca/%s" $echo.caSecret.key) -}}{{- end -}}
+{{- $_ := set $policy "audit" (mergeOverwrite $there $audit) -}}
+{{- end -}}
 {{- toYaml $policy -}}
+{{- end -}}
+
+{{- /* Ports that the remediator sends to: its webhook, receivers of links and the audit; separated by spaces. */ -}}
+{{- define "ingero-fleet.remediatorPorts" -}}
+{{- if .Values.remediator.enabled -}}
+{{- $policy := include "ingero-fleet.policy" . | fromYaml -}}
+{{- $urls := list (dig "action" "webhook" "url" "" $policy) (dig "audit" "endpoint" "" $policy) -}}
+{{- range dig "approval" "link" "send" list $policy -}}
+{{- $urls = append $urls (dig "webhook" "url" "" .) -}}
+{{- if hasKey . "slack" -}}{{- $urls = append $urls "https://hooks.slack.com" -}}{{- end -}}
+{{- end -}}
+{{- $ports := list -}}
+{{- range without $urls "" -}}{{- $ports = append $ports (include "ingero-fleet.port" .) -}}{{- end -}}
+{{- $ports | uniq | sortAlpha | join " " -}}
+{{- end -}}
 {{- end -}}
 
 {{- /* Whether the remediator asks this cluster's API server. */ -}}
