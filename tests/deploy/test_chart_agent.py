@@ -1,10 +1,12 @@
 """What the chart gives the agent's pod of its node, and what the pod puts there."""
 
+import re
 import subprocess
 from pathlib import Path
 
 import pytest
 from tests.deploy.charts import Node, find, find_pod, needs_helm, render
+from tests.deploy.series import read_dashboard
 
 from ingero.agent.capture.discover.pod_resources import CONTAINER_LOGS
 from ingero.agent.capture.kernel.map_memory import reckon_all
@@ -99,3 +101,30 @@ def test_in_either_mode_the_agent_has_the_token_and_certificates_that_are_named(
         file = Path(options[name])
         assert file.name == key
         assert secrets[places[str(file.parent)]] == secret
+
+
+@pytest.mark.parametrize(
+    ("mode", "has_sink", "jobs"),
+    [
+        ("trace", False, {"metrics": "ingero-trace"}),
+        ("fleet-push", False, {"metrics": "ingero-agent"}),
+        ("fleet-push", True, {"metrics": "ingero-agent", "sink": "ingero-sink"}),
+    ],
+)
+def test_prometheus_scrapes_the_agents_pod_by_the_names_that_the_dashboards_ask_for(
+    mode, has_sink, jobs
+):
+    push = {"endpoint": "f:4318", "clusterID": "c", "remediation": {"sinkEnabled": has_sink}}
+    objects = render("ingero", mode=mode, fleetPush=push, podMonitor={"enabled": True})
+    found = {
+        end["port"]: {one["targetLabel"]: one["replacement"] for one in end["relabelings"]}
+        for end in find(objects, "PodMonitor")["spec"]["podMetricsEndpoints"]
+    }
+    assert found == {port: {"job": job} for port, job in jobs.items()}
+    (variable,) = [
+        one
+        for one in read_dashboard("ingero-agent")["templating"]["list"]
+        if one["name"] == "instance"
+    ]
+    (asked,) = re.findall(r'job=~"([^"]+)"', variable["query"]["query"])
+    assert all(re.fullmatch(asked, job) for job in jobs.values())
