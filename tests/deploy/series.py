@@ -6,8 +6,8 @@ import re
 from tests.deploy.site import DEPLOY, ROOT
 
 KEYWORDS = {
-    "abs", "and", "avg", "avg_over_time", "bool", "bottomk", "by", "ceil", "clamp_max", "clamp_min", "count", "delta",
-    "group", "group_left", "group_right", "histogram_quantile", "ignoring", "increase", "irate", "label_replace",
+    "abs", "absent", "and", "avg", "avg_over_time", "bool", "bottomk", "by", "ceil", "clamp_max", "clamp_min", "count",
+    "delta", "group", "group_left", "group_right", "histogram_quantile", "ignoring", "increase", "irate", "label_replace",
     "max", "max_over_time", "min", "min_over_time", "offset", "on", "or", "quantile", "rate", "round", "scalar",
     "sort", "sort_desc", "sum", "time", "topk", "unless", "vector", "without",
 }  # fmt: skip
