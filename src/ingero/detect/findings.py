@@ -30,7 +30,7 @@ _GRAVEST_FIRST: Final = (
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class WorkerFinding:
     """What is known of a worker by itself, before its job is looked at as a whole.
 
     Attributes:
@@ -61,7 +61,7 @@ class _Sum(NamedTuple):
 
 def judge_alone(
     facts: Facts, worker: int, members: Mapping[int, MemberReading], *, with_history: bool
-) -> Finding:
+) -> WorkerFinding:
     """What a worker's own work says.
 
     Args:
@@ -72,13 +72,13 @@ def judge_alone(
     """
     why_not = _find_why_unknown(facts, worker)
     if why_not:
-        return Finding(VerdictKind.UNKNOWN, why_not)
+        return WorkerFinding(VerdictKind.UNKNOWN, why_not)
     group = facts.workers[worker].group
     assert group is not None
     evidence = facts.evidence.of_worker(worker)
     reading = members[id(group)]
     slowdown = reading.slowdowns[reading.columns[worker]]
-    ordinary = Finding(VerdictKind.ORDINARY, "works like its peers", slowdown=slowdown)
+    ordinary = WorkerFinding(VerdictKind.ORDINARY, "works like its peers", slowdown=slowdown)
     weighed = [
         found
         for episode in _episodes(evidence, with_history=with_history)
@@ -94,7 +94,7 @@ def judge_alone(
     return ordinary
 
 
-def _add_up(named: Finding, weighed: Sequence[Finding]) -> Finding:
+def _add_up(named: WorkerFinding, weighed: Sequence[WorkerFinding]) -> WorkerFinding:
     """What a worker is named for, with all that its slowdowns took.
 
     Of those that overlap, such as one that both tiers saw, either one counts or what lies beside it: whatever is more.
@@ -159,7 +159,7 @@ def _episodes(evidence: WorkerEvidence, *, with_history: bool) -> list[AlarmEpis
     return found
 
 
-def _weigh(facts: Facts, worker: int, episode: AlarmEpisode) -> Finding | None:
+def _weigh(facts: Facts, worker: int, episode: AlarmEpisode) -> WorkerFinding | None:
     """Culprit, drag or nothing, by how much time the episode really cost."""
     known, evidence = facts.workers[worker], facts.evidence.of_worker(worker)
     assert known.group is not None
@@ -193,11 +193,13 @@ def _weigh(facts: Facts, worker: int, episode: AlarmEpisode) -> Finding | None:
             f"so do {n_others} more workers of its replica on other nodes ({shared:.2f}× their peers): the batches "
             "differ, or what that replica shares is slow; no single node"
         )
-        return Finding(VerdictKind.IMBALANCE_DATA, f"works longer than its peers, and {reason}")
+        return WorkerFinding(
+            VerdictKind.IMBALANCE_DATA, f"works longer than its peers, and {reason}"
+        )
     n_peers = len(known.group.members)
     ended = "" if episode.cleared_ns is None else ", and recovered"
     beside = f", beyond the {shared:.2f}× that its replica shares" if shared > 1.0 else ""
-    return Finding(
+    return WorkerFinding(
         VerdictKind.CULPRIT if is_culprit else VerdictKind.DRAG,
         f"own time {ratio:.2f}× that of its {n_peers - 1} peers{beside}, {format_duration(excess_ns)} in all{ended}",
         episode,
@@ -226,7 +228,7 @@ def _shared_slowdown(facts: Facts, worker: int, episode: AlarmEpisode) -> tuple[
     return math.exp(log_shared), n
 
 
-def judge_links(facts: Facts, worker: int) -> Finding | None:
+def judge_links(facts: Facts, worker: int) -> WorkerFinding | None:
     """A slow link among a worker's own, by comparison with the same links of its peers; None without one."""
     known = facts.workers[worker]
     if known.group is None:
@@ -247,7 +249,7 @@ def judge_links(facts: Facts, worker: int) -> Finding | None:
             typical >= SLOW_LINK * usual
             and excess_ns >= facts.settings.notice_slowdown * known.span_ns
         ):
-            return Finding(
+            return WorkerFinding(
                 VerdictKind.NETWORK,
                 f"transfers on {facts.registry.comm_names[comm]} take {typical / usual:.2g}× "
                 f"those of its peers' links, {format_duration(excess_ns)} in all; own work is ordinary",

@@ -13,7 +13,7 @@ from ingero.detect.charges import charge_wait, invert_charges
 from ingero.detect.episodes import AlarmEpisode
 from ingero.detect.evidence import MemberReading, WorkerEvidence
 from ingero.detect.facts import Facts
-from ingero.detect.findings import MIN_OPS, Finding, judge_alone, judge_links
+from ingero.detect.findings import MIN_OPS, WorkerFinding, judge_alone, judge_links
 from ingero.detect.groups import PeerGroup
 from ingero.detect.peers import role_of
 from ingero.detect.ranks.settings import ALARM
@@ -77,7 +77,7 @@ def _judge_job(
     findings = {w: judge_alone(facts, w, members, with_history=with_history) for w in job}
     for worker in job if left and not with_history else ():
         if id(facts.workers[worker].group) in left:
-            findings[worker] = Finding(VerdictKind.UNKNOWN, "its peers went on without it")
+            findings[worker] = WorkerFinding(VerdictKind.UNKNOWN, "its peers went on without it")
     for worker in job:
         if findings[worker].kind is VerdictKind.ORDINARY:
             findings[worker] = judge_links(facts, worker) or findings[worker]
@@ -147,7 +147,7 @@ def _judge_together(
     facts: Facts,
     job: list[int],
     groups: Mapping[int, PeerGroup],
-    findings: dict[int, Finding],
+    findings: dict[int, WorkerFinding],
     charges: Mapping[int, Mapping[int, int]],
 ) -> None:
     """Turn ordinary workers into victims, or explain them by what their stage, data or cluster does."""
@@ -179,7 +179,7 @@ class _Explanation:
     reason: str
     excess_share: float = 0.0
 
-    def apply_to(self, found: Finding, own_ns: int) -> Finding:
+    def apply_to(self, found: WorkerFinding, own_ns: int) -> WorkerFinding:
         """The finding about a member that worked for so long in all."""
         known = replace(found, kind=self.kind, reason=self.reason)
         beyond_ns = round(self.excess_share * own_ns)
@@ -272,7 +272,7 @@ def _list_peers(facts: Facts, groups: Mapping[int, PeerGroup]) -> dict[int, tupl
     return {at: tuple(facts.workers[w].rank for w in g.members) for at, g in groups.items()}
 
 
-def _verdict(facts: Facts, worker: int, found: Finding, shared: _Shared) -> Verdict:
+def _verdict(facts: Facts, worker: int, found: WorkerFinding, shared: _Shared) -> Verdict:
     known, evidence = facts.workers[worker], facts.evidence.of_worker(worker)
     group, episode = known.group, found.episode
     peers = () if group is None else shared.peers[id(group)]
