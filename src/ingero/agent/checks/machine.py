@@ -29,7 +29,7 @@ from ingero.agent.capture.gpu.driver import CONTROL, has_driver
 from ingero.agent.capture.gpu.nvml import Nvml
 from ingero.agent.capture.kernel._libbpf import get_libbpf
 from ingero.agent.capture.kernel.capabilities import Capability, read_capabilities
-from ingero.agent.capture.kernel.features import describe_kernel
+from ingero.agent.capture.kernel.features import allocates_entries, describe_kernel
 from ingero.agent.capture.kernel.map_memory import reckon_all
 from ingero.agent.capture.kernel.maps import count_possible_cpus
 from ingero.agent.capture.kernel.objects import find_object
@@ -196,12 +196,18 @@ def describe_memory(n_cpus: int = 0) -> str:
         n_cpus: Processors that could be online; 0 for this machine's.
     """
     n_cpus = n_cpus or count_possible_cpus()
-    costs = reckon_all(("calls", *(probe.name for probe in PROBES)), n_cpus)
+    probes = ("calls", *(probe.name for probe in PROBES))
+    costs = reckon_all(probes, n_cpus, allocates=allocates_entries())
     at_start = sum(cost.fixed_bytes for cost in costs.values())
     at_most = sum(cost.max_bytes for cost in costs.values())
-    return (
-        f"maps and rings take {format_size(at_start)} at the start and {format_size(at_most)} at most,"
+    later = (
+        f" and {format_size(at_most)} at most,"
         f" {format_size(costs['counts'].entry_bytes)} for each operation of each process"
+    )
+    if at_most == at_start:
+        later = ", and nothing is added"
+    return (
+        f"maps and rings take {format_size(at_start)} at the start{later}"
         f" ({n_cpus} possible processors)"
     )
 

@@ -11,7 +11,7 @@ import pytest
 from elftools.elf.elffile import ELFFile
 
 from ingero.agent.capture.kernel._libbpf import get_libbpf
-from ingero.agent.capture.kernel.objects import OBJECTS
+from ingero.agent.capture.kernel.objects import OBJECTS, preallocate, read_map_layouts
 from ingero.agent.capture.probes.host import PROBES
 from ingero.agent.capture.probes.modes import WAYS
 
@@ -70,6 +70,7 @@ SINCE = {
     for way in sorted(WAYS, key=lambda way: tuple(map(int, way.since.split("."))), reverse=True)
 }
 CALL, WIDE_LOAD = 0x85, 0x18
+SK_STORAGE, TASK_STORAGE, BPF_F_NO_PREALLOC = 24, 29, 1
 PATHS = sorted(OBJECTS.glob("*/*.bpf.o"))
 
 
@@ -155,6 +156,13 @@ def test_no_map_program_or_attach_type_is_newer_than_the_oldest_kernel_for_the_o
     ]
     assert found["program"]
     assert not newer(used, release_for(path))
+
+
+@pytest.mark.parametrize("probe", sorted({path.name.removesuffix(".bpf.o") for path in PATHS}))
+def test_no_hash_allocates_entries_where_the_kernel_may_not_do_so_in_a_probe(probe):
+    for layout in map(preallocate, read_map_layouts(probe)):
+        is_storage = layout.map_type in {SK_STORAGE, TASK_STORAGE}  # which must have the flag
+        assert bool(layout.flags & BPF_F_NO_PREALLOC) == is_storage, layout.name
 
 
 @pytest.mark.parametrize("way", WAYS, ids=lambda way: way.mode.value)

@@ -9,6 +9,7 @@ from ingero.agent.capture.kernel.maps import RINGBUF_TYPE, parse_cpus
 from ingero.agent.capture.kernel.objects import MapLayout, read_map_layouts
 from ingero.agent.capture.kernel.perf import choose_ring_bytes
 from ingero.agent.capture.probes.host import PROBES
+from ingero.agent.checks import machine
 from ingero.agent.checks.machine import describe_memory
 
 MIB = 1 << 20
@@ -75,10 +76,29 @@ def test_large_pages_cost_three_of_them_a_ring_and_no_more_than_that():
     assert 72 * (choose_ring_bytes(72, 65_536) + 65_536) <= 14 * MIB
 
 
-def test_check_says_what_it_takes_in_one_line():
+def test_maps_whose_entries_have_their_place_from_the_start_are_no_larger_than_full_ones():
+    full, preallocated = (
+        reckon_all(OBJECTS, 256, allocates=allocates) for allocates in (True, False)
+    )
+    assert {cost.entry_bytes for cost in preallocated.values()} == {0}
+    assert sum(cost.max_bytes for cost in preallocated.values()) < 128 * MIB
+    assert {
+        n: c.max_entries for n, c in preallocated.items() if c.max_entries < full[n].max_entries
+    } == {"threads": 16384}
+    assert all(n <= preallocated[name].max_entries for name, n in USED.items())
+
+
+def test_check_says_what_it_takes_in_one_line(monkeypatch):
+    monkeypatch.setattr(machine, "allocates_entries", lambda: True)
     told = describe_memory(256)
     assert "2 KiB for each operation of each process (256 possible processors)" in told
     assert "MiB at most" in told
+
+
+def test_check_says_that_nothing_is_added_later(monkeypatch):
+    monkeypatch.setattr(machine, "allocates_entries", lambda: False)
+    told = describe_memory(256)
+    assert "MiB at the start, and nothing is added (256 possible processors)" in told
 
 
 @pytest.mark.parametrize(

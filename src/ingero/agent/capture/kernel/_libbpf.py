@@ -48,6 +48,7 @@ _PROTOTYPES: Final[dict[str, tuple[Any, tuple[Any, ...]]]] = {
     "bpf_map__value_size": (_U32, (_PTR,)),
     "bpf_map__max_entries": (_U32, (_PTR,)),
     "bpf_map__map_flags": (_U32, (_PTR,)),
+    "bpf_map__set_map_flags": (_INT, (_PTR, _U32)),
     "bpf_map__set_max_entries": (_INT, (_PTR, _U32)),
     "bpf_map__reuse_fd": (_INT, (_PTR, _INT)),
     "btf__load_vmlinux_btf": (_PTR, ()),

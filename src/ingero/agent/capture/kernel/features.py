@@ -57,6 +57,15 @@ def count_arguments(tracepoint: str) -> int:
     return types.get(types.get(pointer).size_or_type).n_members - 1
 
 
+def allocates_entries() -> bool:
+    """Whether programs may add entries to a map that has no memory for them yet, wherever they run: Linux 6.1.
+
+    Raises:
+        UnsupportedError: The kernel has no type information.
+    """
+    return has_name("bpf_mem_alloc")
+
+
 def describe_kernel() -> str:
     """The running kernel as users call it."""
     return f"Linux {platform.release()}"

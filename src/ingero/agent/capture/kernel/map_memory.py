@@ -9,7 +9,7 @@ import mmap
 from dataclasses import dataclass
 from typing import Final
 
-from ingero.agent.capture.kernel.objects import MapLayout, read_map_layouts
+from ingero.agent.capture.kernel.objects import MapLayout, preallocate, read_map_layouts
 
 _HASH, _ARRAY, _PERCPU_HASH, _PERCPU_ARRAY, _LRU_HASH = 1, 2, 5, 6, 9  # enum bpf_map_type
 _RINGBUF: Final = 27
@@ -82,15 +82,25 @@ def reckon(layout: MapLayout, n_cpus: int, page_bytes: int = mmap.PAGESIZE) -> M
 
 
 def reckon_all(
-    probes: tuple[str, ...], n_cpus: int, page_bytes: int = mmap.PAGESIZE
+    probes: tuple[str, ...],
+    n_cpus: int,
+    page_bytes: int = mmap.PAGESIZE,
+    *,
+    allocates: bool = True,
 ) -> dict[str, MapCost]:
     """What all maps of these objects take, by name; one that several share counts once.
+
+    Args:
+        probes: Stems of the objects.
+        n_cpus: Possible processors.
+        page_bytes: Size of a page.
+        allocates: Whether the kernel is one of `ingero.agent.capture.kernel.features.allocates_entries`.
 
     Raises:
         UnsupportedError: libbpf is missing, or an object was not built.
     """
     return {
-        layout.name: reckon(layout, n_cpus, page_bytes)
+        layout.name: reckon(layout if allocates else preallocate(layout), n_cpus, page_bytes)
         for probe in probes
         for layout in read_map_layouts(probe)
     }

@@ -10,17 +10,22 @@ import os
 import platform
 import re
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
 from ingero.agent.capture.kernel._libbpf import get_libbpf
+from ingero.agent.capture.kernel.features import allocates_entries
 from ingero.agent.capture.kernel.maps import BpfMap
 from ingero.closing import Closing
 from ingero.errors import UnsupportedError
 
 _REFUSED: Final = re.compile(r"prog '(?P<program>\w+)': (BPF program load failed|failed to )")
 """What libbpf 1.1 and later say (libbpf.c: bpf_object_load_prog, libbpf_prepare_prog_load)."""
+_HASH: Final = 1  # enum bpf_map_type
+_NO_PREALLOC: Final = 1
+_MAX_PREALLOCATED_BYTES: Final = 32 << 20
+"""Bytes of the keys and values of one map that has them all from the start."""
 OBJECTS: Final = Path(__file__).parent / "objects"
 
 
@@ -75,19 +80,37 @@ def read_map_layouts(probe: str) -> list[MapLayout]:
     layouts = []
     pointer = calls.bpf_object__next_map(handle, None)
     while pointer:
-        layouts.append(
-            MapLayout(
-                calls.bpf_map__name(pointer).decode(),
-                calls.bpf_map__type(pointer),
-                calls.bpf_map__key_size(pointer),
-                calls.bpf_map__value_size(pointer),
-                calls.bpf_map__max_entries(pointer),
-                calls.bpf_map__map_flags(pointer),
-            )
-        )
+        layouts.append(_read_layout(pointer))
         pointer = calls.bpf_object__next_map(handle, pointer)
     calls.bpf_object__close(handle)
     return layouts
+
+
+def _read_layout(pointer: int) -> MapLayout:
+    calls = get_libbpf().calls
+    return MapLayout(
+        calls.bpf_map__name(pointer).decode(),
+        calls.bpf_map__type(pointer),
+        calls.bpf_map__key_size(pointer),
+        calls.bpf_map__value_size(pointer),
+        calls.bpf_map__max_entries(pointer),
+        calls.bpf_map__map_flags(pointer),
+    )
+
+
+def preallocate(layout: MapLayout) -> MapLayout:
+    """A map as a kernel gets it that is not one of `allocates_entries`.
+
+    There an entry of a hash comes from kmalloc(), which a probe may have interrupted, or which wakes a thread while the
+    scheduler holds its locks. So a hash has all entries from the start, and fewer where they are large. Programs at
+    perf events are refused otherwise (kernel/bpf/verifier.c: check_map_prog_compatibility).
+    """
+    if layout.map_type != _HASH or not layout.flags & _NO_PREALLOC:
+        return layout
+    n_entries, entry_bytes = layout.max_entries, layout.key_bytes + layout.value_bytes
+    while n_entries * entry_bytes > _MAX_PREALLOCATED_BYTES:
+        n_entries //= 2
+    return replace(layout, max_entries=n_entries, flags=layout.flags & ~_NO_PREALLOC)
 
 
 class ProgramRefusedError(UnsupportedError):
@@ -187,11 +210,17 @@ class BpfObject(Closing):
                 attach_type = programs.get(name)
                 if attach_type is not None:
                     self._calls.bpf_program__set_expected_attach_type(pointer, attach_type)
+        may_allocate = allocates_entries()
         for name, pointer in self._iter("map"):
             if name in shared:
                 self._calls.bpf_map__reuse_fd(pointer, shared[name].fd)
-            elif name in sizes:
+                continue
+            if name in sizes:
                 self._calls.bpf_map__set_max_entries(pointer, sizes[name])
+            if not may_allocate:
+                layout = preallocate(_read_layout(pointer))
+                self._calls.bpf_map__set_max_entries(pointer, layout.max_entries)
+                self._calls.bpf_map__set_map_flags(pointer, layout.flags)
 
     def _refusal(self, verb: str, code: int) -> UnsupportedError:
         reason = os.strerror(code) if code else "refused"
