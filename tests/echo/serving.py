@@ -89,7 +89,9 @@ class Served:
         return self.post(f"/api/v2/tools/{tool}", json.dumps({"args": args or {}}), token)
 
     def lines(self):
-        return [json.loads(line) for line in self.log.read_text().splitlines()]
+        # The last one may not be written to its end.
+        whole, _, _ = self.log.read_text().rpartition("\n")
+        return [json.loads(line) for line in whole.splitlines()]
 
     def audit(self):
         return [line for line in self.lines() if line["logger"] == "ingero.echo.audit"]
