@@ -1,9 +1,13 @@
 """Ranks of one communicator, one on each device of this machine; run by an interpreter with torch and NCCL.
 
+On a machine with one device two ranks share it. NCCL refuses that to ranks of one host, so each says that it is on a
+host of its own (``NCCL_HOSTID``), and they talk through sockets.
+
 ``collectives.py N`` runs N all-reduces a rank, prints one JSON object, and waits for a line before it ends.
 """
 
 import json
+import os
 import sys
 import tempfile
 from pathlib import Path
@@ -14,7 +18,9 @@ import torch.multiprocessing as mp
 
 
 def run_rank(rank, n_ranks, n_operations, store, ready):
-    torch.cuda.set_device(rank)
+    if torch.cuda.device_count() < n_ranks:
+        os.environ["NCCL_HOSTID"] = str(rank)
+    torch.cuda.set_device(rank % torch.cuda.device_count())
     dist.init_process_group("nccl", init_method=f"file://{store}", rank=rank, world_size=n_ranks)
     x = torch.ones(1 << 20, device="cuda")
     for _ in range(n_operations):
@@ -26,7 +32,7 @@ def run_rank(rank, n_ranks, n_operations, store, ready):
 
 
 def main():
-    n_ranks, n_operations = torch.cuda.device_count(), int(sys.argv[1])
+    n_ranks, n_operations = max(torch.cuda.device_count(), 2), int(sys.argv[1])
     context = mp.get_context("spawn")
     ready = context.Barrier(n_ranks + 1)
     with tempfile.TemporaryDirectory() as folder:

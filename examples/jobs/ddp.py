@@ -1,10 +1,11 @@
-"""Data-parallel training with PyTorch's DDP on the CPU (Gloo): a small network on random data.
+"""Data-parallel training with PyTorch's DDP, on the CPU (Gloo) or a GPU (NCCL): a small network on random data.
 
 Run it by `torchrun --nproc-per-node 4 examples/jobs/ddp.py`, or on four hosts with agents and a Fleet by
 `sudo ingero up --ranks 4 --job examples/jobs/ddp.py --fault cpu-quota:2:50%`.
 """
 
 import argparse
+import os
 
 import torch
 import torch.distributed as dist
@@ -29,13 +30,18 @@ def main() -> None:
     parser.add_argument("--depth", type=int, default=4)
     parser.add_argument("--batch", type=int, default=256)
     parser.add_argument("--bucket-mb", type=float, default=1.0)
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     options = parser.parse_args()
     torch.manual_seed(0)
     torch.set_num_threads(1)
-    dist.init_process_group("gloo")
+    device = torch.device(options.device)
+    if options.device == "cuda":
+        device = torch.device("cuda", int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())  # noqa: TID251 - an example
+        torch.cuda.set_device(device)
+    dist.init_process_group("nccl" if options.device == "cuda" else "gloo")
     rank = dist.get_rank()
     model = DistributedDataParallel(
-        build_model(options.width, options.depth), bucket_cap_mb=options.bucket_mb
+        build_model(options.width, options.depth).to(device), bucket_cap_mb=options.bucket_mb
     )
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     data, faults = torch.Generator().manual_seed(rank), Faults()
@@ -44,7 +50,7 @@ def main() -> None:
         n_rows = faults.rows(options.batch)
         inputs = torch.randn(n_rows, options.width, generator=data)
         labels = torch.randint(10, (n_rows,), generator=data)
-        loss = nn.functional.cross_entropy(model(inputs), labels)
+        loss = nn.functional.cross_entropy(model(inputs.to(device)), labels.to(device))
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()

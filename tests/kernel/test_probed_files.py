@@ -15,6 +15,7 @@ from tests.kernel.test_discovery import Totals, identity_of
 from tests.static_runtime import build_library_with_static_runtime
 from tests.support.compiler import CC
 
+from ingero.agent.capture import discovery as discovery_module
 from ingero.agent.capture import probed_files
 from ingero.agent.capture.kernel.perf import UPROBE_TYPE
 from ingero.agent.capture.probes.engine import EngineSettings
@@ -317,3 +318,44 @@ def test_a_runtime_that_is_linked_into_a_library_of_any_name_is_probed(tmp_path)
         process.communicate("end\n")
         wait_until(lambda: tracing.seen(process.pid) == 1)
         assert tracing.session._discovery.unprobed == ()
+
+
+@pytest.mark.parametrize("deed", ["deleted", "linked", "written"])
+def test_probes_stay_while_a_file_is_examined_unless_it_is_written(
+    load, tmp_path, versions, monkeypatch, deed
+):
+    library = tmp_path / "libcudart.so.12"
+    overwrite(library, versions[0])
+    file = identity_of(library)
+    examined = threading.Event()
+    attached = []
+
+    def act_meanwhile(opened, mapping):
+        yield from find_targets(opened, mapping)
+        attached.append(tracing.engine.is_attached(file))
+        if deed == "deleted":
+            library.unlink()
+        elif deed == "linked":
+            (tmp_path / "other").hardlink_to(library)
+        else:
+            status = library.stat()
+            with library.open("r+b") as same:
+                same.write(versions[0])
+            os.utime(library, ns=(status.st_atime_ns, status.st_mtime_ns))
+            (tmp_path / "other").hardlink_to(library)
+        monkeypatch.undo()
+        examined.set()
+
+    find_targets = discovery_module.find_targets
+    with Tracing() as tracing:
+        detached = []
+        detach = tracing.engine.detach
+        monkeypatch.setattr(discovery_module, "find_targets", act_meanwhile)
+        tracing.engine.detach = lambda one: (detached.append(one), detach(one))
+        caller = load(library)
+        assert examined.wait(10)
+        tracing.wait_for(file)
+        caller.tell("call")
+        wait_until(lambda: tracing.seen(caller.pid) == CALLS or deed == "written")
+        assert (file in detached) is (deed == "written")
+    assert attached == [True]

@@ -145,6 +145,7 @@ class ProbedFiles(Closing):
 
     def _keep(self, opened: OpenFile, path: str, state: FileState | None) -> bool:
         """Remember what is probed now; False where the file was changed, and nothing is."""
+        self.release_changed()
         target = self._engine.find_target(opened.file)
         with self._lock:
             is_changed = self._examined.pop(opened.file) or not opened.is_unchanged()

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
+from ingero.agent.collectives.plugin import find_plugin
 from ingero.closing import Closing
 from ingero.config.environment import build_environment
 from ingero.config.torch import find_torch_python
@@ -40,7 +41,11 @@ _POLL_S: Final = 0.02
 _FAULT: Final = "INGERO_JOB_FAULT"
 _FAULT_FILE: Final = "INGERO_JOB_FAULT_FILE"
 _N_LINES: Final = 8
-_LIBRARIES: Final = "lib/python3*/site-packages/torch/lib/libtorch_cpu.so"
+_LIBRARIES: Final = (
+    "lib/python3*/site-packages/torch/lib/libtorch_cpu.so",
+    "lib/python3*/site-packages/nvidia/*/lib/libnccl.so.2",
+    "lib/python3*/site-packages/nvidia/*/lib/libcudart.so.*",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +64,9 @@ class JobFile:
 
     @property
     def libraries(self) -> tuple[Path, ...]:
-        """Where the interpreter has Gloo, if that can be seen from outside."""
-        return tuple(self.python.parent.parent.glob(_LIBRARIES))
+        """Where the interpreter has Gloo, NCCL and CUDA's runtime, if that can be seen from outside."""
+        root = self.python.parent.parent
+        return tuple(path for pattern in _LIBRARIES for path in root.glob(pattern))
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,12 +184,18 @@ class TorchJob(Closing):
             "LOCAL_RANK": "0",
             "LOCAL_WORLD_SIZE": "1",
             "GLOO_SOCKET_IFNAME": host.interface,
+            "NCCL_SOCKET_IFNAME": host.interface,
+            # What tells NCCL hosts apart: ranks of one host may not share a GPU, and ours share this machine's.
+            "NCCL_HOSTID": f"{shared['TORCHELASTIC_RUN_ID']}-{rank}",
             "PYTHONUNBUFFERED": "1",
         }
         if rank in self._inside:
             own |= {_FAULT: self._inside[rank], _FAULT_FILE: str(self._fault_file(rank))}
-        threads = {"OMP_NUM_THREADS": "1"}  # as torchrun sets it for more than one rank
-        environment = {**threads, **build_environment({**shared, **own})}
+        defaults = {
+            "OMP_NUM_THREADS": "1",  # as torchrun sets it for more than one rank
+            "NCCL_PROFILER_PLUGIN": str(find_plugin()),
+        }
+        environment = {**defaults, **build_environment({**shared, **own})}
         members = map(str, host.share.members)
         command = [*host.prefix, "/bin/sh", "-c", _HOLD, "rank", *members, "--"]
         with self._output(rank).open("wb") as output:

@@ -64,7 +64,7 @@ class OpenFile(Closing):
 
     def __init__(self, fd: int) -> None:
         self.fd = fd
-        status = os.fstat(fd)
+        self._status = status = os.fstat(fd)
         device = os.major(status.st_dev), os.minor(status.st_dev)
         if is_overlay(fd):
             device = status.st_mtime_ns, status.st_ctime_ns
@@ -77,9 +77,14 @@ class OpenFile(Closing):
         return f"/proc/self/fd/{self.fd}"
 
     def is_unchanged(self) -> bool:
-        """Whether it still is in the state in which it was opened."""
-        status = os.fstat(self.fd)
-        return (status.st_size, status.st_ctime_ns) == (self.state.size, self.state.changed_ns)
+        """Whether it still holds what it held when it was opened; one of its names may be gone or new.
+
+        A name that comes or goes changes the ctime too, and that alone is no write: inode(7).
+        """
+        then, now = self._status, os.fstat(self.fd)
+        if (now.st_size, now.st_mtime_ns) != (then.st_size, then.st_mtime_ns):
+            return False
+        return now.st_ctime_ns == then.st_ctime_ns or now.st_nlink != then.st_nlink
 
     def close(self) -> None:
         """Let go of it; safe to call twice."""
