@@ -44,13 +44,13 @@ def main() -> None:
         build_model(options.width, options.depth).to(device), bucket_cap_mb=options.bucket_mb
     )
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    data, faults = torch.Generator().manual_seed(rank), Faults()
+    data, faults = torch.Generator(device).manual_seed(rank), Faults()
     step = 0
     while not options.steps or step < options.steps:
         n_rows = faults.rows(options.batch)
-        inputs = torch.randn(n_rows, options.width, generator=data)
-        labels = torch.randint(10, (n_rows,), generator=data)
-        loss = nn.functional.cross_entropy(model(inputs.to(device)), labels.to(device))
+        inputs = torch.randn(n_rows, options.width, generator=data, device=device)
+        labels = torch.randint(10, (n_rows,), generator=data, device=device)
+        loss = nn.functional.cross_entropy(model(inputs), labels)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
