@@ -71,6 +71,7 @@ def test_question_comes_back_from_its_header_whatever_the_job_is_called(job, ran
         {"is_work_asked": True},
         {"peers_work": PEER_WORK.rates},
         {"peers_work": replace(PEER_WORK.rates, n_processors=None, others={})},
+        {"peers_work": replace(PEER_WORK.rates, device_ns=7e6)},
         {"about": Subject.WORK, "excess_share": 0.0, "since_ns": 0},
     ],
 )

@@ -127,12 +127,14 @@ class Work:
         last: That at the end.
         n_ops: Collectives that it entered in between.
         own_ns: Its own time before these.
+        cuda_ns: Time that its threads spent in calls of CUDA's runtime and driver; None where that is not known.
     """
 
     first: ProcessCounters
     last: ProcessCounters
     n_ops: int
     own_ns: int
+    cuda_ns: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,6 +159,8 @@ class WorkRates:
         end_ticks: When that ended, in clock ticks since boot; 0 for peers.
         n_unknown_others: Others of the quota of which it is unknown what they use.
         n_unknown_threads: Threads and children of which it is unknown what they did.
+        device_ns: Of own time, spent in calls of CUDA, at least: the host waits for its GPU there, spinning or asleep.
+            None where calls are not probed.
     """
 
     n_ops: int
@@ -174,6 +178,7 @@ class WorkRates:
     end_ticks: int = 0
     n_unknown_others: int = 0
     n_unknown_threads: int = 0
+    device_ns: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,6 +27,8 @@ class CauseKind(StrEnum):
     """It has to make room itself before it gets memory."""
     MORE_COMPUTING = "more-computing"
     """It uses more processor time for the same number of operations."""
+    GPU_COMPUTING = "gpu-computing"
+    """Its host waits longer for its GPU, in calls of CUDA, and not for peers: the GPU has more to do, or is slower."""
     ASLEEP = "asleep"
     """It waits for what is no disk: a lock, a socket, another process. Of a worker that others wait for only."""
     NETWORK_DELAY = "network-delay"

@@ -250,6 +250,48 @@ def test_lines_are_those_of_the_worker_that_is_busier_than_its_process():
     assert history.find_worker(PID) is None
 
 
+def build_history_with_calls(calls):
+    """Readings at 0, 1, ... 10 s, an operation in each, and times in calls of CUDA by second."""
+    seconds = [NS_PER_S * second for second in range(11)]
+    readings = [ProcessCounters(at, {PID: TaskTimes(at, 0)}) for at in seconds]
+    history = CounterHistory(0, Listed(readings))
+    ops = np.zeros(10, COLLECTIVE_OP)
+    ops["entry_ns"], ops["own_ns"] = seconds[1:], NS_PER_S // 4
+    history.add_ops(PID, RANK, ops)
+    for at, took_ns in calls:
+        history.add_calls(at, took_ns)
+    for at in seconds:
+        history.read(at)
+    return history
+
+
+def test_time_in_calls_of_cuda_is_that_between_the_readings():
+    calls = [
+        (NS_PER_S * second, {PID: NS_PER_S * (0.8 if second > 5 else 0.4), PID + 1: 9e9})
+        for second in range(11)
+    ]
+    history = build_history_with_calls(calls)
+    early, late = (
+        history.find_work(PID, NS_PER_S * first, NS_PER_S * (first + 5)) for first in (1, 6)
+    )
+    assert early.cuda_ns == pytest.approx(0.4 * 4 * NS_PER_S + 0.8 * NS_PER_S, rel=0.01)
+    assert late.cuda_ns == pytest.approx(0.8 * (late.last.mono_ns - late.first.mono_ns), rel=0.01)
+
+
+@pytest.mark.parametrize(
+    "calls",
+    [
+        [],
+        [(NS_PER_S * second, {PID + 1: 1e9}) for second in range(11)],
+        [(NS_PER_S * second, {PID: 1e9}) for second in (0, 1, 2, 3)],
+    ],
+    ids=["none", "of another process", "of a third of the time"],
+)
+def test_time_in_calls_of_cuda_is_unknown_where_none_is_seen(calls):
+    history = build_history_with_calls(calls)
+    assert history.find_work(PID, 0, 11 * NS_PER_S).cuda_ns is None
+
+
 def test_a_start_with_few_and_long_operations_is_no_reference():
     node = Node(first_s=0, start_s=15)
     since_ns = node.request.since_ns - 10 * NS_PER_S

@@ -74,6 +74,57 @@ def test_smaller_quota_is_named_with_the_whole_excess():
     assert found.todo[0].startswith("raise the container's CPU limit")
 
 
+def on_gpu(one, period_ms, cuda_ms):
+    """Work of which an operation follows the one before after so long, with so much of it in calls of CUDA."""
+    last = replace(one.last, mono_ns=round(one.n_ops * period_ms * NS_PER_MS))
+    return replace(one, last=last, cuda_ns=one.n_ops * cuda_ms * NS_PER_MS)
+
+
+# An operation of a job on an H200: own time 9.3 ms, 27 ms in the collective, its host nearly always in calls of CUDA.
+GPU_BEFORE = on_gpu(work(400, 9.3, run_ms=36.2), 36.3, 34.0)
+GPU_SLOW = on_gpu(work(100, 18.6, run_ms=45.5), 45.6, 43.3)
+
+
+def test_host_that_spins_until_its_slower_gpu_is_ready_does_not_compute():
+    found = explain(0.5, GPU_SLOW, GPU_BEFORE, None)
+    assert named(found) == [("gpu-computing", 1.0)]
+    assert found.causes[0].evidence == (
+        "waiting for its GPU in calls of CUDA 16.3 ms an operation, 7 ms before",
+    )
+    assert "computing on the host" in {one.name for one in found.ruled_out}
+    assert "clocks" in found.todo[0]
+
+
+def test_peers_that_wait_for_a_slow_gpu_wait_in_calls_of_cuda_too():
+    peer = find_rates(on_gpu(work(100, 9.3, run_ms=45.5), 45.6, 43.3))
+    found = find_excess_causes(0.5, GPU_SLOW, find_median([peer, peer, peer]), None)
+    assert named(found) == [("gpu-computing", 1.0)]
+    assert "its peers 7 ms" in found.causes[0].evidence[0]
+
+
+def test_host_that_computes_more_leaves_its_gpu_idle():
+    after = on_gpu(work(100, 30, run_ms=50), 57, 26)
+    found = explain(0.69, after, GPU_BEFORE, None)
+    assert [kind for kind, _ in named(found)] == ["more-computing", "unexplained"]
+    assert {one.name: one.share for one in found.ruled_out}["computing on the GPU"] == 0.0
+
+
+def test_time_without_a_processor_in_a_call_of_cuda_is_not_the_gpus():
+    after = on_gpu(work(100, 18.6, run_ms=36.2, ready_ms=9.3, held_ms=9.3, quota=0.5), 45.6, 43.3)
+    found = explain(0.5, after, GPU_BEFORE, None)
+    assert named(found) == [("cpu-quota", 1.0)]
+
+
+def test_nothing_is_said_of_a_gpu_where_calls_of_one_of_the_times_are_not_known():
+    found = explain(0.5, GPU_SLOW, replace(GPU_BEFORE, cuda_ns=None), None)
+    assert "computing on the GPU" not in {
+        *(one.name for one in found.ruled_out),
+        *(one.name for one in found.causes),
+    }
+    unknown = find_median([find_rates(GPU_BEFORE), find_rates(work(**BEFORE))])
+    assert unknown.device_ns is None
+
+
 def test_throttling_that_was_there_before_explains_nothing():
     after = work(100, 20, run_ms=5, ready_ms=5, held_ms=5, quota=0.5)
     found = explain(0.5, after, work(**BEFORE), OffCpuTimes(50))

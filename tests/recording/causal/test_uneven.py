@@ -138,6 +138,17 @@ def test_evidence_names_the_lines_and_says_how_many_operations_were_long():
     )
 
 
+@pytest.mark.parametrize("how", ["computing", "asleep"])
+def test_host_that_waits_for_its_gpu_by_spinning_or_asleep_does_not_compute(how):
+    found = Watched().run(**{how: 0.6}).explain(device_share=0.9)
+    assert causes(found) == {"gpu-computing": pytest.approx(0.9, abs=0.02)}
+    half = causes(Watched().run(computing=0.6).explain(device_share=0.5))
+    assert half == {
+        "gpu-computing": pytest.approx(0.5, abs=0.02),
+        "more-computing": pytest.approx(0.5, abs=0.02),
+    }
+
+
 def test_too_few_operations_and_those_that_began_unseen_explain_nothing():
     watched = Watched(n_steps=4).run(computing=2.0)
     assert "16 operations were watched" in watched.explain().causes[0].evidence[0]

@@ -348,6 +348,7 @@ class Examiner:
                 throttled_ns,
                 None if rates is None else rates.n_processors,
                 watched.times.n_lost,
+                _find_device_share(rates),
             ),
             lines,
         )
@@ -413,6 +414,13 @@ class Examiner:
             return None, lines.result()
         n_ops = self._history.count_ops(pid, seen.start_ns, seen.end_ns)
         return replace(seen, times=replace(seen.times, n_ops=n_ops)), lines.result()
+
+
+def _find_device_share(rates: WorkRates | None) -> float:
+    """The part of its own time that a process waited for its GPU."""
+    if rates is None or rates.device_ns is None or rates.own_ns <= 0:
+        return 0.0
+    return rates.device_ns / rates.own_ns
 
 
 def _make_diagnosis(

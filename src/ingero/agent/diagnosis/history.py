@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -35,11 +36,13 @@ class _Followed:
     Attributes:
         rank: Who it is to Fleet.
         readings: Oldest first.
+        calls: When, and time in calls of CUDA until then, oldest first.
         ops: Its operations in pieces, as they were taken.
     """
 
     rank: Rank
     readings: deque[ProcessCounters] = field(default_factory=lambda: deque(maxlen=MAX_READINGS))
+    calls: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=MAX_READINGS))
     ops: deque[Records] = field(default_factory=deque)
     n_ops: int = 0
 
@@ -73,6 +76,13 @@ class CounterHistory:
             one.n_ops += len(kept)
             while one.n_ops > MAX_OPS and len(one.ops) > 1:
                 one.n_ops -= len(one.ops.popleft())
+
+    def add_calls(self, mono_ns: int, took_ns: Mapping[int, float]) -> None:
+        """Time that processes spent in calls of CUDA since the last time, by pid; one that is not named made none."""
+        with self._lock:
+            for pid, one in self._followed.items():
+                so_far_ns = one.calls[-1][1] if one.calls else 0.0
+                one.calls.append((mono_ns, so_far_ns + took_ns.get(pid, 0.0)))
 
     def read_due(self, mono_ns: int) -> None:
         """Take a reading when the last is `READ_NS` old."""
@@ -129,11 +139,13 @@ class CounterHistory:
             begun_ns = min((int(part["entry_ns"].min()) for part in ops if len(part)), default=0)
             start_ns = max(start_ns, begun_ns)
             readings = [at for at in one.readings if start_ns <= at.mono_ns <= end_ns]
+            calls = list(one.calls)
         if len(readings) < 2:
             return None
         first, last = readings[0], readings[-1]
         n_ops, own_ns = _sum_up(ops, first.mono_ns, last.mono_ns)
-        return Work(first, last, n_ops, own_ns)
+        cuda_ns = _find_cuda_ns(calls, first.mono_ns, last.mono_ns)
+        return Work(first, last, n_ops, own_ns, cuda_ns)
 
     def find_busiest(self, pid: int) -> int:
         """The thread of a process that wanted a processor longest; the process itself where that is not known."""
@@ -187,6 +199,20 @@ def _is_another(pid: int, last: ProcessCounters, now: ProcessCounters) -> bool:
     """Whether a process has ended and its number was given to another one."""
     was, found = last.threads.get(pid), now.threads.get(pid)
     return was is not None and found is not None and was.start_ticks != found.start_ticks
+
+
+def _find_cuda_ns(calls: list[tuple[int, float]], start_ns: int, end_ns: int) -> float | None:
+    """Time in calls of CUDA between two moments, from what is known every second.
+
+    None where none was made, and where less than half of the time is covered.
+    """
+    known = [(at, so_far) for at, so_far in calls if start_ns <= at <= end_ns]
+    if len(known) < 2 or calls[-1][1] <= 0:
+        return None
+    (first_ns, before), (last_ns, after) = known[0], known[-1]
+    if 2 * (last_ns - first_ns) < end_ns - start_ns:
+        return None
+    return (after - before) * (end_ns - start_ns) / (last_ns - first_ns)
 
 
 def _sum_up(pieces: list[Records], start_ns: int, end_ns: int) -> tuple[int, int]:

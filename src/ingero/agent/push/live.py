@@ -41,13 +41,14 @@ from ingero.agent.health.spill import open_spill
 from ingero.agent.metrics.machine import Processors
 from ingero.agent.push.rounds import PushRounds
 from ingero.config.environment import ring_parent
-from ingero.model.arrays import Records
-from ingero.model.events import Events
+from ingero.model.arrays import FloatArray, Records
+from ingero.model.events import Events, Source
 from ingero.model.operations import GPU_SOURCES, OpKind, find_kinds
 from ingero.model.progress import Ending
 from ingero.telemetry.clock import Clock, SystemClock
 from ingero.units import NS_PER_S
 
+_CUDA_SOURCES: Final = (Source.CUDA, Source.DRIVER, Source.CUDA_GRAPH)
 STALE_NS: Final = 3 * NS_PER_S
 """Counts older than this are no reading."""
 _SIGNAL: Final = 0x7F
@@ -125,9 +126,23 @@ def _sum_up(totals: Totals, window_ns: int) -> tuple[int, float | None]:
     pids = np.unique(keys["pid"][is_gpu])
     if not len(pids):
         return 0, None
-    seen = np.maximum(changes["seen"], 1)
-    spent_ns = float((changes["total_ns"] * np.maximum(own, 0) / seen)[is_gpu].sum())
+    spent_ns = float(_find_own_ns(changes)[is_gpu].sum())
     return int(own[is_launch].sum()), min(spent_ns / (window_ns * len(pids)), 1.0)
+
+
+def _find_own_ns(changes: Records) -> FloatArray:
+    """Time in calls that no other call is around, shape (n,); those inside take as long on average as the others."""
+    own = np.maximum(changes["seen"].astype(np.int64) - changes["nested"].astype(np.int64), 0)
+    spent: FloatArray = changes["total_ns"] * own / np.maximum(changes["seen"], 1)
+    return spent
+
+
+def _find_cuda_ns(totals: Totals) -> dict[int, float]:
+    """Time that each process spent in calls of CUDA since the totals before."""
+    is_cuda = np.isin(totals.keys["source"], _CUDA_SOURCES)
+    pids, row = np.unique(totals.keys["pid"][is_cuda], return_inverse=True)
+    spent = np.bincount(row, _find_own_ns(totals.changes)[is_cuda], len(pids))
+    return dict(zip(pids.tolist(), spent.tolist(), strict=True))
 
 
 @dataclass(slots=True)
@@ -137,12 +152,14 @@ class LiveObserver:
     Attributes:
         source: Gets the counts.
         pusher: Gets collectives, synchronisations, processes.
+        history: Gets the time in calls of CUDA.
         workload: The job that the node is judged by; another one only once no process of it lives. Its processes may
             come and go, and jobs may share a node.
     """
 
     source: CounterSource
     pusher: CollectivePusher
+    history: CounterHistory
     workload: str = ""
     _jobs: dict[int, str] = field(default_factory=dict)
 
@@ -179,6 +196,7 @@ class LiveObserver:
         """The counts of a second."""
         self.pusher.note_in_flight(totals.in_flight)
         self.source.on_totals(totals, self.workload)
+        self.history.add_calls(totals.mono_ns, _find_cuda_ns(totals))
 
     def _forget(self, pid: int) -> None:
         if self._jobs.pop(pid, None) is not None:
@@ -289,7 +307,7 @@ def open_live(
         for thread in threads:
             thread.start()
         try:
-            yield LiveObserver(source, pusher)
+            yield LiveObserver(source, pusher, history)
         finally:
             stop.set()
             _join(threads, max(health.transport.timeout_ns / NS_PER_S, _END_S))

@@ -17,6 +17,7 @@ _NAMES: Final = {
     CauseKind.PAGE_FAULTS: "page faults",
     CauseKind.MEMORY_RECLAIM: "memory reclaim",
     CauseKind.MORE_COMPUTING: "computing on the host",
+    CauseKind.GPU_COMPUTING: "computing on the GPU",
     CauseKind.ASLEEP: "asleep: it waits for a lock, a socket or another process",
     CauseKind.NETWORK_DELAY: "packets take long on their way",
     CauseKind.NETWORK_LOSS: "packets are lost on their way",
@@ -41,9 +42,13 @@ _NEXT_STEPS: Final = {
     ),
     CauseKind.PAGE_FAULTS: ("add memory: pages are read back from a disk",),
     CauseKind.MEMORY_RECLAIM: ("free host memory or raise the memory limit",),
+    CauseKind.GPU_COMPUTING: (
+        "compare the GPU's clocks, power, temperature and throttling with the peers' (`nvidia-smi -q`)",
+        "look whether its data are more than its peers', and who else uses this GPU",
+    ),
     CauseKind.MORE_COMPUTING: (
         "look at the lines at which it runs, and whether its data are more than its peers'",
-        "compare clocks, power and temperature with the peers",
+        "compare the processors' clocks with the peers'",
         "`sudo ingero trace` on this node tells where in the program",
     ),
     CauseKind.ASLEEP: ("look at the line at which it waits",),

@@ -188,7 +188,7 @@ def _add_throttled(parts: list[CausePart], throttled_ns: float, after: Work) -> 
 
 def _add_lines(part: CausePart, lines: CodeLines) -> CausePart:
     """Where in the program a part of the time went."""
-    if part.kind is CauseKind.MORE_COMPUTING:
+    if part.kind in {CauseKind.MORE_COMPUTING, CauseKind.GPU_COMPUTING}:
         facts = describe_lines("running", lines.running, lines)
     elif part.kind is CauseKind.BLOCKED_IO:
         facts = describe_lines("waiting", lines.waiting, lines)
@@ -284,7 +284,9 @@ def _compare(
     who = _name_worst(
         {one.label: rate for one, rate in neighbours.items()} if by_others else others
     )
+    device, facts = _find_device_part(then, now, ready.extra_ns)
     parts = [
+        CausePart(CauseKind.GPU_COMPUTING, device, facts),
         CausePart(
             CauseKind.CPU_QUOTA,
             throttled_ns * by_quota,
@@ -304,11 +306,27 @@ def _compare(
         ),
         CausePart(
             CauseKind.MORE_COMPUTING,
-            computing.extra_ns,
+            max(computing.extra_ns - device, 0.0),
             (f"on a processor {computing.description}", *of_whom),
         ),
     ]
-    return parts, throttled_ns * by_itself
+    return parts[not facts :], throttled_ns * by_itself
+
+
+def _find_device_part(
+    then: WorkRates, now: WorkRates, ready_ns: float
+) -> tuple[float, tuple[str, ...]]:
+    """Time that the host waited longer for its GPU, in calls of CUDA; no facts where that is not known.
+
+    Most programs spin there, so that it is time on a processor too, and none of the host's work. Time in which it was
+    ready and did not run is not the GPU's.
+    """
+    if then.device_ns is None or now.device_ns is None:
+        return 0.0, ()
+    waiting = _Change.of(then.device_ns, now.device_ns, then, now)
+    return max(waiting.extra_ns - ready_ns, 0.0), (
+        f"waiting for its GPU in calls of CUDA {waiting.description}",
+    )
 
 
 @dataclass(frozen=True, slots=True)

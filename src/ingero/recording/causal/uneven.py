@@ -45,6 +45,7 @@ class WatchedOps:
         throttled_ns: Time in it that the narrowest quota held the process back.
         n_processors: What that quota allows; None without one.
         n_lost: Switches that were not seen.
+        device_share: The part of own time that it waited for its GPU in calls of CUDA; 0 where it makes none.
     """
 
     ops: Records
@@ -53,6 +54,7 @@ class WatchedOps:
     throttled_ns: int = 0
     n_processors: float | None = None
     n_lost: int = 0
+    device_share: float = 0.0
 
     def find_held_for(self, computing_ns: float) -> float:
         """How long a quota holds a process back that computes for so long: that is its own doing, not the quota's."""
@@ -84,6 +86,9 @@ def find_uneven_causes(watched: WatchedOps, lines: CodeLines | None = None) -> E
     ready_ns = max(float(took_ns["ready"].sum()), 1.0)
     held_ns = grown["ready"] * min(watched.throttled_ns / ready_ns, 1.0)
     queued_ns = grown["ready"] - held_ns
+    device_ns = watched.device_share * (grown["computing"] + grown["asleep"])
+    for what in ("computing", "asleep"):  # most programs spin while they wait for a GPU, some sleep
+        grown[what] *= 1 - watched.device_share
     by_itself_ns = min(held_ns, watched.find_held_for(grown["computing"]))
     n_late = int(places.is_late.sum())
     lost = (f"{watched.n_lost} switches were not seen",) if watched.n_lost else ()
@@ -111,6 +116,11 @@ def find_uneven_causes(watched: WatchedOps, lines: CodeLines | None = None) -> E
         )
     parts = [
         computing,
+        *(
+            [part(CauseKind.GPU_COMPUTING, device_ns, "waiting for its GPU", *running)]
+            if watched.device_share
+            else []
+        ),
         part(CauseKind.CPU_QUOTA, held_ns - by_itself_ns, "throttled"),
         part(CauseKind.CPU_CONTENTION, queued_ns, "ready to run and not running"),
         part(CauseKind.BLOCKED_IO, grown["blocked"], "blocked", *waiting),

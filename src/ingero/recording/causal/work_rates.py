@@ -29,10 +29,12 @@ def find_rates(work: Work) -> WorkRates | None:
     grown = find_growth(work.first, work.last, tid) or TaskTimes(0, 0)
     throttled = find_throttled(work)
     others, n_unknown = _rates_of_others(work)
+    period_ns = (last.mono_ns - work.first.mono_ns) / n_ops
+    own_ns = work.own_ns / n_ops
     return WorkRates(
         n_ops,
-        (last.mono_ns - work.first.mono_ns) / n_ops,
-        work.own_ns / n_ops,
+        period_ns,
+        own_ns,
         grown.ran_ns / n_ops,
         grown.ready_ns / n_ops,
         0.0 if throttled is None else throttled.took_ns / n_ops,
@@ -46,7 +48,18 @@ def find_rates(work: Work) -> WorkRates | None:
         n_unknown_threads=sum(
             find_growth(work.first, last, one) is None for one in (*last.threads, *last.children)
         ),
+        device_ns=None
+        if work.cuda_ns is None
+        else _find_device_ns(work.cuda_ns / n_ops, period_ns, own_ns),
     )
+
+
+def _find_device_ns(cuda_ns: float, period_ns: float, own_ns: float) -> float:
+    """The part of own time in calls of CUDA: what does not fit into the rest of the time, in which it waits for peers.
+
+    A rank that waits for its peers does so in calls of CUDA too, so that these alone tell nothing.
+    """
+    return min(max(cuda_ns - max(period_ns - own_ns, 0.0), 0.0), own_ns)
 
 
 def find_median(peers: Iterable[WorkRates]) -> WorkRates | None:
@@ -56,6 +69,7 @@ def find_median(peers: Iterable[WorkRates]) -> WorkRates | None:
         return None
     quotas = [one.n_processors for one in found if one.n_processors is not None]
     used = median(sum(one.others.values()) for one in found)
+    waits = [one.device_ns for one in found if one.device_ns is not None]
     return WorkRates(
         min(one.n_ops for one in found),
         median(one.period_ns for one in found),
@@ -68,6 +82,7 @@ def find_median(peers: Iterable[WorkRates]) -> WorkRates | None:
         round(median(one.n_processors_allowed for one in found)),
         round(median(one.nice for one in found)),
         is_of_peers=True,
+        device_ns=median(waits) if len(waits) == len(found) else None,
     )
 
 
