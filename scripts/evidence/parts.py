@@ -1,4 +1,4 @@
-"""The parts of the evidence: checks, the `gpu` tier, demos, NCCL's plug-in, and what tracing costs."""
+"""The parts of the evidence: checks, the `gpu` tier, demos, NCCL's plug-in, a job of four ranks, what tracing costs."""
 
 from __future__ import annotations
 
@@ -19,9 +19,23 @@ DEMOS: Final = (
     "periodic-spike",
 )
 _PROGRAMS: Final = ROOT / "benchmarks/gpu"
-_ROUNDS: Final = 5
+_ROUNDS: Final = 3
 _N_TURNS: Final = {"calls": 300, "steps": 400}
 """Rounds of 1000 launches, and training steps, of one run."""
+_JOB: Final = ROOT / "examples/jobs/ddp.py"
+_JOB_SIZE: Final = ("--width", "1024", "--depth", "8", "--batch", "16384", "--bucket-mb", "8")
+"""Of which a rank alone takes about 10 ms a step on an H200, and four that share it four times as long."""
+_RECORDED: Final = ROOT / "build/evidence"
+"""Where what the job's agents push is kept; `ingero replay FILE` judges it again."""
+_N_RANKS: Final = 4
+_SLOW: Final = 2
+FAULTS: Final[dict[str, tuple[str, str]]] = {
+    "none": ("", ""),
+    f"uneven:{_SLOW}:2x": ("culprit", "gpu-computing"),
+    f"slow-python:{_SLOW}:400ms": ("culprit", "more-computing"),
+    f"pause:{_SLOW}": ("hang", "stopped"),
+}
+"""What is done to rank `_SLOW` of a job over NCCL, what must be said of it, and why."""
 _N_OPERATIONS: Final = 200
 _N_DRY: Final = 2
 
@@ -93,6 +107,37 @@ def run_plugin(setting: Setting) -> tuple[str, dict[str, Any]]:
     return _read_plugin(json.loads(said), json.loads(status))
 
 
+def run_job(fault: str, setting: Setting) -> tuple[str, dict[str, Any]]:
+    """A job of four ranks over NCCL that share a device: the slow one is named, with its cause, and nobody else."""
+    wanted, cause = FAULTS[fault]
+    command = [*INGERO, "up", "--json", "--ranks", str(_N_RANKS), "--job", str(_JOB)]
+    command += ["--fault", fault, "--python", setting.need_python()]
+    record = _RECORDED / f"{fault.replace(':', '-')}.parquet"
+    if setting.is_dry:
+        command += ["--seconds", "3", "--", "--device", setting.device]
+    else:
+        _RECORDED.mkdir(parents=True, exist_ok=True)
+        command += ["--seconds", "40" if wanted else "20", "--record", str(record)]
+        command += ["--", "--device", setting.device, *_JOB_SIZE]
+    ended = setting.call(command)
+    result = json.loads(ended.stdout)
+    if setting.is_dry:
+        return f"{result['watched_s']:.0f} s of the job were watched, on the processor", {}
+    record.with_suffix(".json").write_text(ended.stdout)
+    said = {one["rank"]: one["verdict"] for one in result["verdicts"]}
+    named = {rank for rank, verdict in said.items() if verdict in {"culprit", "network"}}
+    named |= set(result["missing_ranks"])
+    if named != ({_SLOW} if wanted else set()):
+        raise EvidenceError(f"named are {sorted(named)}: {said}")
+    if not wanted:
+        return f"nobody is named in {result['watched_s']:.0f} s", {"result": result}
+    why = result["diagnoses"].get(str(_SLOW), {})
+    line = f"rank {_SLOW}: {wanted} after {result['detection_s']} s, {why.get('summary') or 'no cause'}"
+    if why.get("cause") != cause:
+        raise EvidenceError(f"{line}; {cause} was done to it")
+    return line, {"result": result}
+
+
 def run_overhead(kind: str, setting: Setting) -> tuple[str, dict[str, Any]]:
     """A loop alone, under `ingero trace` with default options, and under PyTorch's profiler, in turns."""
     n_turns = _N_DRY if setting.is_dry else _N_TURNS[kind]
@@ -139,9 +184,6 @@ def _read_plugin(said: dict[str, Any], status: list[dict[str, Any]]) -> tuple[st
     if len(loaded) < said["n_ranks"]:
         raise EvidenceError(f"{len(loaded)} of {said['n_ranks']} ranks have the plug-in: {seen}")
     told = sum(one["n_ops"] for one in loaded)
-    if said["n_ranks"] == 1:
-        # NCCL runs no kernel for a communicator of one rank: there is nothing to tell.
-        return f"NCCL {said['nccl']}, one device: loaded, {told} collectives told", seen
     if told < said["n_ranks"] * _N_OPERATIONS:
         raise EvidenceError(f"{told} collectives told of {said['n_ranks']} × {_N_OPERATIONS}")
     return f"NCCL {said['nccl']}, {said['n_ranks']} ranks: {told} collectives told", seen
@@ -161,6 +203,10 @@ PARTS: Final = (
     Part("tier", 120, run_tier),
     *(Part(f"demo-{name}", 40, functools.partial(run_demo, name)) for name in DEMOS),
     Part("nccl-plugin", 60, run_plugin),
+    *(
+        Part(f"job-{fault.partition(':')[0]}", 100, functools.partial(run_job, fault))
+        for fault in FAULTS
+    ),
     Part("overhead-calls", 120, functools.partial(run_overhead, "calls")),
     Part("overhead-steps", 120, functools.partial(run_overhead, "steps")),
 )

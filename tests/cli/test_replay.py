@@ -1,6 +1,8 @@
 """``ingero replay``: the real 64-GPU recording, injections into it, and what a user sees."""
 
 import json
+import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -19,6 +21,7 @@ from ingero.model.verdicts import VerdictKind
 from ingero.units import NS_PER_S
 
 AR = find_packaged("AR")
+RECORDED = Path(__file__).parents[1] / "data" / "gpu_jobs"
 
 
 @pytest.fixture(scope="module")
@@ -148,3 +151,13 @@ def test_what_cannot_be_read_is_said_on_one_line(tmp_path, capsys):
     (tmp_path / "bad.parquet").write_bytes(b"PAR1")
     assert run_program(cli, ["replay", str(tmp_path / "bad.parquet"), "--offline"]) == 1
     assert "cannot be read as Parquet" in capsys.readouterr().err
+
+
+def test_workers_without_replicas_and_stages_are_named_by_rank_and_node_and_steps_are_whole():
+    path = str(RECORDED / "ddp.uneven-2-2x.slices.parquet")
+    said = CliRunner().invoke(cli, ["replay", path, "--offline"]).output
+    assert "culprit: rank 2 on host-2: own time 1.99× that of its 3 peers" in said
+    assert "None" not in said
+    assert 310 < int(re.search(r"slices: (\d+) steps, 4 workers", said)[1]) < 330
+    result = json.loads(CliRunner().invoke(cli, ["replay", path, "--offline", "--json"]).output)
+    assert result["culprits"] == [{"rank": 2, "node": "host-2"}]

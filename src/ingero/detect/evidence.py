@@ -21,6 +21,7 @@ from ingero.detect.ranks.alarms import Crossing
 from ingero.detect.ranks.edetector import EDetector
 from ingero.detect.ranks.settings import MIN_PEERS, N_TIERS, EDetectorSettings
 from ingero.detect.replicas import ReplicaTimes
+from ingero.detect.usual_work import UsualWork
 from ingero.model.arrays import FloatArray, IntArray
 from ingero.model.verdicts import Slowdown
 
@@ -92,6 +93,7 @@ class GroupEvidence:
         n_spread: Those whose slowest peer stood out.
         typical_ns: Σ of the median peers' own time.
         spread_ns: Σ of what the slowest peer took beyond the median.
+        usual: How much work its operations usually have before them.
     """
 
     detector: EDetector | None
@@ -101,6 +103,7 @@ class GroupEvidence:
     n_spread: int = 0
     typical_ns: int = 0
     spread_ns: int = 0
+    usual: UsualWork = field(default_factory=UsualWork)
     _segment: int = -2
     _segment_ns: int = 0
     _segment_ops: int = 0
@@ -314,13 +317,14 @@ class RankEvidence:
         costs = np.where(ops.own_ns >= 0, ops.own_ns, np.nan).astype(np.float64)
         n_here = (ops.own_ns >= 0).sum(axis=1)
         medians = row_medians(costs)
+        evidence = self._groups[id(group)]
+        least_ns = np.maximum(evidence.usual.find_least(medians), self._min_own_ns)
         with np.errstate(invalid="ignore"):
-            counts = (n_here >= min(MIN_PEERS, len(group.members))) & (medians >= self._min_own_ns)
+            counts = (n_here >= min(MIN_PEERS, len(group.members))) & (medians >= least_ns)
         if not counts.any():
             return None
         typical = np.round(medians[counts]).astype(np.int64)
         kept = _Kept(costs[counts], typical, ops.where(counts))
-        evidence = self._groups[id(group)]
         evidence.count_segments(kept.ops.segment, typical)
         self.replicas.add(group.members, kept.costs, kept.ops.segment)
         own = kept.ops.own_ns

@@ -28,6 +28,8 @@ RUNS: Final = b"ingero.runs"
 LABELS: Final = b"ingero.labels"
 COLUMNS: Final = ("run", *(str(name) for name in COLLECTIVE_OP.names or ()))
 _TIMES: Final = ("entry_ns", "inside_ns", "own_ns")
+_ALIKE: Final = 0.9
+"""Of the operations that a period has to foretell."""
 _MAX_PERIOD: Final = 1000
 """Operations of a step that are tried."""
 
@@ -209,8 +211,8 @@ def _list_calls(runs: list[CollectiveRun]) -> tuple[IntArray, IntArray]:
 
 
 def _find_period(kinds: IntArray) -> int:
-    """The shortest period of a sequence; 1 where it has none."""
+    """The shortest period of a sequence; 1 where it has none. A barrier, a checkpoint or a job's end may be between."""
     for period in range(1, min(_MAX_PERIOD, kinds.size // 2) + 1):
-        if np.array_equal(kinds[period:], kinds[:-period]):
+        if np.mean(kinds[period:] == kinds[:-period]) >= _ALIKE:
             return period
     return 1

@@ -13,7 +13,9 @@ if TYPE_CHECKING:
 
 
 def worker_name(worker: dict[str, Any]) -> str:
-    """``dp 0, stage 3``."""
+    """``dp 0, stage 3``, or ``rank 2 on host-2``."""
+    if "rank" in worker:
+        return f"rank {worker['rank']} on {worker['node']}"
     return f"dp {worker['dp_rank']}, stage {worker['stage']}"
 
 

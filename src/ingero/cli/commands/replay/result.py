@@ -12,8 +12,10 @@ from ingero.units import NS_PER_S
 
 
 def worker_json(rank: Rank) -> dict[str, Any]:
-    """A worker by its coordinates: ``{"dp_rank": 0, "stage": 3}``."""
+    """A worker by its coordinates, ``{"dp_rank": 0, "stage": 3}``; by its rank and node where it has none."""
     labels = dict(rank.labels)
+    if not labels.keys() & {"dp", "stage"}:
+        return {"rank": rank.rank, "node": rank.node_id}
     return {
         "dp_rank": int(labels["dp"]) if "dp" in labels else None,
         "stage": int(labels["stage"]) if "stage" in labels else None,

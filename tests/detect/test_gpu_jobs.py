@@ -1,0 +1,29 @@
+"""Jobs over NCCL on a real GPU, recorded as their agents pushed them."""
+
+from pathlib import Path
+
+import pytest
+
+from ingero.cli.commands.replay.offline import judge_trace
+from ingero.job_traces.operations import read_labels
+from ingero.job_traces.readers import read_trace
+
+RECORDED = Path(__file__).parents[1] / "data" / "gpu_jobs"
+
+
+def judge(name):
+    path = RECORDED / f"{name}.parquet"
+    (judgement,) = judge_trace(read_trace(path))
+    return read_labels(path), {one.rank.rank: one for one in judgement.verdicts}
+
+
+def test_rank_with_twice_the_work_in_each_step_is_named_after_a_few_steps_and_nobody_else():
+    """Three of four buckets are entered at once: their own times of 0.1 ms once hid the first one's for 134 steps."""
+    labels, verdicts = judge("ddp.uneven-2-2x.slices")
+    (fault,) = labels["faults"]
+    assert {rank: one.kind for rank, one in verdicts.items()} == {
+        rank: "culprit" if rank == fault["rank"] else "victim" for rank in range(labels["n_ranks"])
+    }
+    slow = verdicts[fault["rank"]]
+    assert slow.n_ops_to_detect <= 10
+    assert slow.slowdown.median == pytest.approx(fault["amount"], rel=0.02)
