@@ -181,6 +181,18 @@ class WorkRates:
     device_ns: float | None = None
 
 
+class OpenCall(NamedTuple):
+    """A call that a thread has not returned from.
+
+    Attributes:
+        op: Its operation, as in a recording.
+        since_ns: When it was entered, on the monotonic clock.
+    """
+
+    op: str
+    since_ns: int
+
+
 @dataclass(frozen=True, slots=True)
 class CodeLines:
     """Which lines of a program its first thread was at, in many looks.

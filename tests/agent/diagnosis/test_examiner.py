@@ -22,6 +22,7 @@ from ingero.model.counters import (
     OFF_SPAN,
     CodeLines,
     OffCpuTimes,
+    OpenCall,
     ProcessCounters,
     TaskTimes,
     Traffic,
@@ -205,6 +206,21 @@ def test_a_rank_that_others_wait_for_is_looked_at_and_its_switches_are_not(monke
     assert [(cause.kind, cause.share) for cause in diagnosis.causes] == [("asleep", 1.0)]
     assert diagnosis.causes[0].evidence == ("waiting, of 100 looks: train.py:5 load (100%)",)
     assert (node.sampled, node.watched) == ([PID], [])
+
+
+def test_a_rank_that_others_wait_for_in_a_call_of_cuda_waits_for_its_gpu(monkeypatch):
+    monkeypatch.setattr("ingero.agent.diagnosis.examiner.HANG_LOOK_S", 0.0)
+    for began_before, cause in ((True, "gpu-computing"), (False, "more-computing")):
+        node = Node()
+        node.look_ns = 2 * NS_PER_S
+        node.seen = CodeLines(100, {"train.py:5 sync": 100}, states={"R": 100})
+        now_ns = node.clock.mono_ns()
+        since_ns = now_ns - 9 * NS_PER_S if began_before else now_ns + 1
+        node.history.note_open_calls({PID: OpenCall("cudaDeviceSync", since_ns)})
+        node.answer(DiagnosisRequest("44" * 8, 2, "", 0.0, 0, Subject.HANG))
+        (diagnosis,) = node.transport.sent
+        assert [one.kind for one in diagnosis.causes] == [cause]
+        assert (diagnosis.causes[0].evidence[0] == "in cudaDeviceSync for 11 s") is began_before
 
 
 def test_connections_and_ports_of_a_links_end_are_looked_at_and_nothing_else():

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from ingero.model.counters import (
     CodeLines,
     OffCpuTimes,
+    OpenCall,
     ProcessCounters,
     Quota,
     QuotaMember,
@@ -19,6 +20,7 @@ from ingero.model.counters import (
 )
 from ingero.recording.causal.excess import (
     can_be_compared,
+    describe_wait,
     find_excess_causes,
     find_fall,
     find_hang_causes,
@@ -405,6 +407,21 @@ def test_a_rank_that_others_wait_for_is_told_with_its_line():
     assert asleep.evidence == ("waiting, of 100 looks: train.py:5 load (21%)",)
     (running,) = find_hang_causes(replace(LINES, states={"R": 100}), 2 * NS_PER_S).causes
     assert running.evidence[0].startswith("running, of 100 looks: train.py:7 main → pad (40%)")
+
+
+@pytest.mark.parametrize("state", ["R", "S"])
+def test_a_rank_that_others_wait_for_and_that_waits_for_its_gpu_does_not_compute(state):
+    waiting = describe_wait(OpenCall("cudaStreamSync", 3 * NS_PER_S), 15 * NS_PER_S)
+    found = find_hang_causes(replace(LINES, states={state: 100}), 2 * NS_PER_S, waiting)
+    (cause,) = found.causes
+    assert (cause.kind, cause.name, cause.share) == ("gpu-computing", "waiting for its GPU", 1.0)
+    assert cause.evidence == (
+        "in cudaStreamSync for 12 s",
+        "waiting, of 100 looks: train.py:7 main → pad (40%); train.py:3 burn (30%); train.py:5 load (21%)",
+    )
+    assert "Xid" in found.todo[0]
+    stopped = find_hang_causes(replace(LINES, states={"T": 100}), 2 * NS_PER_S, waiting)
+    assert named(stopped) == [("stopped", 1.0)]
 
 
 def against_peers(after, *peers, share=0.5):

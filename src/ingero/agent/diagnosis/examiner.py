@@ -28,6 +28,7 @@ from ingero.model.diagnosis import Diagnosis, DiagnosisRequest, PeerWork, Subjec
 from ingero.otlp.codec import Export
 from ingero.recording.causal.conclusions import ExcessCauses
 from ingero.recording.causal.excess import (
+    describe_wait,
     find_excess_causes,
     find_hang_causes,
 )
@@ -311,8 +312,10 @@ class Examiner:
             lines = beside.submit(self._looks.sample, pid, enough)
             stop.wait(HANG_LOOK_S)
             enough.set()
-        window_ns = self._clock.mono_ns() - began_ns
-        found = find_hang_causes(lines.result(), window_ns)
+        now_ns = self._clock.mono_ns()
+        window_ns, call = now_ns - began_ns, self._history.find_open_call(pid, began_ns)
+        waiting = "" if call is None else describe_wait(call, now_ns)
+        found = find_hang_causes(lines.result(), window_ns, waiting)
         return _make_diagnosis(name, rank, found, window_ns)
 
     def _examine_link(self, pid: int, name: str, rank: Rank, stop: threading.Event) -> Diagnosis:

@@ -16,7 +16,7 @@ import numpy as np
 from ingero.agent.diagnosis.counters import CounterFiles
 from ingero.model.arrays import Records
 from ingero.model.collectives import Rank
-from ingero.model.counters import ProcessCounters, Work
+from ingero.model.counters import OpenCall, ProcessCounters, Work
 from ingero.recording.causal.work_rates import find_wanted_ns
 from ingero.units import NS_PER_MS
 
@@ -63,6 +63,7 @@ class CounterHistory:
         self._files = files or CounterFiles()
         self._lock = threading.Lock()
         self._followed: dict[int, _Followed] = {}
+        self._open_calls: Mapping[int, OpenCall] = {}
         self._read_ns = 0
 
     def add_ops(self, pid: int, rank: Rank, ops: Records) -> None:
@@ -83,6 +84,15 @@ class CounterHistory:
             for pid, one in self._followed.items():
                 so_far_ns = one.calls[-1][1] if one.calls else 0.0
                 one.calls.append((mono_ns, so_far_ns + took_ns.get(pid, 0.0)))
+
+    def note_open_calls(self, calls: Mapping[int, OpenCall]) -> None:
+        """The call of CUDA that the first thread of each process is in now, by pid."""
+        self._open_calls = calls
+
+    def find_open_call(self, pid: int, since_ns: int) -> OpenCall | None:
+        """The call of CUDA that a process's first thread entered before a moment and is still in, at the last look."""
+        call = self._open_calls.get(pid)
+        return call if call is not None and call.since_ns <= since_ns else None
 
     def read_due(self, mono_ns: int) -> None:
         """Take a reading when the last is `READ_NS` old."""

@@ -42,7 +42,8 @@ from ingero.agent.metrics.machine import Processors
 from ingero.agent.push.rounds import PushRounds
 from ingero.config.environment import ring_parent
 from ingero.model.arrays import FloatArray, Records
-from ingero.model.events import Events, Source
+from ingero.model.counters import OpenCall
+from ingero.model.events import Events, Source, op_name
 from ingero.model.operations import GPU_SOURCES, OpKind, find_kinds
 from ingero.model.progress import Ending
 from ingero.telemetry.clock import Clock, SystemClock
@@ -145,6 +146,20 @@ def _find_cuda_ns(totals: Totals) -> dict[int, float]:
     return dict(zip(pids.tolist(), spent.tolist(), strict=True))
 
 
+def _find_waits(in_flight: Records) -> dict[int, OpenCall]:
+    """The call of CUDA that the first thread of each process is in."""
+    frames = in_flight["frame"]
+    is_first = (in_flight["tid"] == in_flight["pid"]) & (in_flight["depth"] == 0)
+    rows = np.flatnonzero(is_first & np.isin(frames["source"], _CUDA_SOURCES))
+    return {
+        int(in_flight["pid"][row]): OpenCall(
+            op_name(int(frames["source"][row]), int(frames["op"][row])),
+            int(frames["entry_ns"][row]),
+        )
+        for row in rows.tolist()
+    }
+
+
 @dataclass(slots=True)
 class LiveObserver:
     """Hands what is traced to the health source and to the collective pushes.
@@ -197,6 +212,7 @@ class LiveObserver:
         self.pusher.note_in_flight(totals.in_flight)
         self.source.on_totals(totals, self.workload)
         self.history.add_calls(totals.mono_ns, _find_cuda_ns(totals))
+        self.history.note_open_calls(_find_waits(totals.in_flight))
 
     def _forget(self, pid: int) -> None:
         if self._jobs.pop(pid, None) is not None:

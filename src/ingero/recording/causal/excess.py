@@ -10,6 +10,7 @@ more: computing, making room in memory, reading pages back.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Final
@@ -23,6 +24,7 @@ from ingero.model.counters import (
     STOPPED,
     CodeLines,
     OffCpuTimes,
+    OpenCall,
     QuotaMember,
     Work,
     WorkRates,
@@ -43,6 +45,11 @@ _MIN_LOOKS: Final = 20
 """At a program's lines, below which nothing is said of them."""
 _MIN_SHARE: Final = 0.1
 """Of the looks, below which a line is not named."""
+_GPU_STANDS: Final = "waiting for its GPU"
+_GPU_TODO: Final = (
+    "look for Xid errors (`dmesg`), and at what its GPU does (`nvidia-smi`)",
+    "its GPU may wait for another group's collective: look whether ranks of that group stand too",
+)
 _UNREAD: Final = "no reading from before it was slow, and none of a peer"
 
 
@@ -90,12 +97,18 @@ def can_be_compared(before: WorkRates, after: Work, excess_share: float) -> bool
     return before.own_ns <= now_ns * (1.0 - excess_share / 2)
 
 
-def find_hang_causes(lines: CodeLines, window_ns: int) -> ExcessCauses:
+def describe_wait(call: OpenCall, now_ns: int) -> str:
+    """A call of CUDA that does not return, for a person."""
+    return f"in {call.op} for {format_duration(now_ns - call.since_ns)}"
+
+
+def find_hang_causes(lines: CodeLines, window_ns: int, waiting: str = "") -> ExcessCauses:
     """What a worker does that others wait for: its state and its lines in many looks.
 
     Args:
         lines: What was seen.
         window_ns: For how long.
+        waiting: The call of CUDA in which it was all that time, where it waits for its GPU, spinning or asleep.
     """
     n_looks = sum(lines.states.values())
     if n_looks < MIN_OPS:
@@ -105,13 +118,21 @@ def find_hang_causes(lines: CodeLines, window_ns: int) -> ExcessCauses:
     took_ns: dict[CauseKind, float] = {}
     for state, n_seen in lines.states.items():
         kind = kinds.get(state, CauseKind.ASLEEP)
+        if waiting and kind in {CauseKind.MORE_COMPUTING, CauseKind.ASLEEP}:
+            kind = CauseKind.GPU_COMPUTING
         took_ns[kind] = took_ns.get(kind, 0.0) + window_ns * n_seen / n_looks
     parts = []
     for kind, spent_ns in took_ns.items():
-        is_running = kind is CauseKind.MORE_COMPUTING
-        at = lines.running if is_running else lines.waiting
-        facts = describe_lines("running" if is_running else "waiting", at, lines)
-        parts.append(CausePart(kind, spent_ns, tuple(facts)))
+        if kind is CauseKind.GPU_COMPUTING:
+            looks = Counter(lines.running) + Counter(lines.waiting)
+            facts = (waiting, *describe_lines("waiting", looks, lines))
+            parts.append(CausePart(kind, spent_ns, facts, _GPU_STANDS, _GPU_TODO))
+        elif kind is CauseKind.MORE_COMPUTING:
+            facts = tuple(describe_lines("running", lines.running, lines))
+            parts.append(CausePart(kind, spent_ns, facts))
+        else:
+            facts = tuple(describe_lines("waiting", lines.waiting, lines))
+            parts.append(CausePart(kind, spent_ns, facts))
     return conclude(parts, window_ns)
 
 

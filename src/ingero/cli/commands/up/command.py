@@ -113,9 +113,10 @@ def command(config: UpConfig, arguments: tuple[str, ...]) -> int:
       io-hog:R           neighbours read from rank R's disk all the time
       slow-link:R[:20ms] packets to and from R's host are late; needs root
 
-    With --job the ranks are real: any script that torchrun runs, one rank on each host, over Gloo on the CPU. Each host
-    has a share of the processors (a cgroup with a quota), agents probe PyTorch's collectives, and faults come from
-    outside. It needs root and PyTorch 2.13 in an environment of its own. Faults of --job:
+    With --job the ranks are real: any script that torchrun runs, one rank on each host, over Gloo on the CPU, or over
+    NCCL on this machine's GPU, which the ranks share. Each host has a share of the processors (a cgroup with a quota),
+    agents probe the collectives, and faults come from outside. It needs root and PyTorch in an environment of its own:
+    2.13 for Gloo. Faults of --job:
 
     \b
       cpu-quota:R:50%    rank R's host has half of its processor time
@@ -147,6 +148,7 @@ def command(config: UpConfig, arguments: tuple[str, ...]) -> int:
       ingero up --ranks 4 --fault slow-rank:2:1.5x
       sudo ingero up --ranks 4 --job examples/jobs/ddp.py --fault cpu-quota:2:50%
       sudo ingero up --ranks 4 --job train.py --python ~/torch/bin/python -- --batch 64
+      sudo ingero up --ranks 4 --job examples/jobs/ddp.py --fault uneven:2:2x -- --device cuda --width 1024
       sudo ingero up --slurm --ranks 4 --job examples/jobs/ddp_checkpoint.py --fault cpu-quota:2:50% --act auto
       sudo ingero up
       sudo ingero up --ranks 8 --fault slow-rank:3:1.3x --json
