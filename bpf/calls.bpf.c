@@ -7,7 +7,7 @@ SEC("uprobe")
 int calls_entry(struct pt_regs *ctx)
 {
 	ON_THREADS_STACK();
-	on_entry(ctx, 0);
+	on_entry(ctx, 0, 1);
 	return 0;
 }
 
@@ -23,7 +23,7 @@ SEC("uprobe")
 int cxx_entry(struct pt_regs *ctx)
 {
 	ON_THREADS_STACK();
-	on_entry(ctx, 1);
+	on_entry(ctx, 1, 0);
 	return 0;
 }
 

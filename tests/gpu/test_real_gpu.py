@@ -109,6 +109,7 @@ def test_each_kernel_that_torch_launches_is_seen_once(tmp_path):
     )
     # ones, 101 additions, and what reading x[0] and start-up launch
     assert 102 <= launches <= 112
+    assert counts["cuda", "cudaLaunchKernel"]["nested"] == 0
 
 
 def test_collectives_of_torch_carry_bytes_rank_and_size(tmp_path):

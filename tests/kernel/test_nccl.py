@@ -31,6 +31,10 @@ __attribute__((noinline)) int ncclBcast(any buffer, size_t count, int type, int 
 {
 	return ncclBroadcast(buffer, buffer, count, type, root, comm, stream);
 }
+int ncclReduce(any from, any to, size_t count, int type, int op, int root, any comm, any stream)
+{
+	return op + ncclBroadcast(from, to, count, type, root, comm, stream);
+}
 int ncclAllReduce(any from, any to, size_t count, int type, int op, any comm, any stream)
 {
 	/* Of another communicator: what a call makes inside is not always the same collective again. */
@@ -45,6 +49,7 @@ typedef void *any;
 int ncclBroadcast(any, any, size_t, int, int, any, any);
 int ncclBcast(any, size_t, int, int, any, any);
 int ncclAllReduce(any, any, size_t, int, int, any, any);
+int ncclReduce(any, any, size_t, int, int, int, any, any);
 int ncclCommUserRank(any, int *);
 int ncclCommCount(any, int *);
 static char comm[2], stream[1];
@@ -58,6 +63,8 @@ int main(void)
 		rc |= ncclBcast(comm, 10, 7, 1, comm, stream);
 	rc |= ncclBroadcast(comm, comm, 20, 7, 1, comm, stream);
 	rc |= ncclAllReduce(comm, comm, 30, 7, 0, comm, stream);
+	for (int i = 0; i < 2; i++)
+		rc |= ncclReduce(comm, comm, 40, 7, 0, 1, comm, stream);
 	return rc;
 }
 """
@@ -152,7 +159,7 @@ def test_a_destroyed_communicator_is_forgotten(start_engine):
 
 @pytest.fixture(scope="module")
 def caster(tmp_path_factory):
-    """A library of NCCL's name whose ncclBcast calls ncclBroadcast, as NVIDIA's does, and a program that calls both."""
+    """A library of NCCL's name whose ncclBcast calls ncclBroadcast, as NVIDIA's does, and a program that calls both and two made of them."""
     folder = tmp_path_factory.mktemp("nccl")
     (folder / "library.c").write_text(BCAST_LIBRARY)
     (folder / "program.c").write_text(BCAST_PROGRAM)
@@ -168,7 +175,7 @@ def caster(tmp_path_factory):
 
 
 @pytest.mark.parametrize("mode", [ProbeMode.SESSION, ProbeMode.PAIR, ProbeMode.EVENT])
-def test_a_collective_that_calls_itself_under_another_name_has_one_number(
+def test_a_collective_that_calls_itself_under_another_name_is_one(
     caster, start_engine, read, target_of, mode
 ):
     library, program = caster
@@ -180,8 +187,11 @@ def test_a_collective_that_calls_itself_under_another_name_has_one_number(
     is_inner = (records["flags"] & Flag.NESTED) != 0
     first, other = np.unique(records["comm_ptr"]).tolist()
     outer = records[~is_inner & (records["comm_ptr"] == first)]
-    assert outer["seq"].tolist() == [1, 2, 3, 4, 5]
-    assert outer["op"].tolist() == [NcclOp.BROADCAST] * 4 + [NcclOp.ALL_REDUCE]
+    assert outer["seq"].tolist() == [1, 2, 3, 4, 5, 6, 7]
+    assert outer["op"].tolist() == [
+        *[NcclOp.BROADCAST] * 4, NcclOp.ALL_REDUCE, *[NcclOp.REDUCE] * 2
+    ]  # fmt: skip
+    assert outer["count"].tolist() == [10, 10, 10, 20, 30, 40, 40]
     inner = records[is_inner]
-    assert inner["seq"].tolist() == [1, 2, 3, 1]
-    assert inner["comm_ptr"].tolist() == [first] * 3 + [other]
+    assert inner["seq"].tolist() == [1, 6, 7]
+    assert inner["comm_ptr"].tolist() == [other, first, first]

@@ -367,8 +367,29 @@ INLINE void drop_all_left(u64 stack, u64 end_ns)
  */
 #define ON_THREADS_STACK() asm volatile("r0 = 0\n\tif r0 == 0 goto +1\n\tcall 12" ::: "r0")
 
-/* Returns 1 when the call's return must be seen too. */
-INLINE int on_entry(struct pt_regs *ctx, bool is_cxx)
+/* Whether the innermost call goes on in this function, which is the same operation: __cudaLaunchKernel jumps to cudaLaunchKernel,
+ * cudaGraphLaunch calls cuGraphLaunch. Where it is the same function again, or lies further out, the call was left without a return;
+ * a collective of another communicator is another.
+ */
+INLINE bool goes_on(const struct ig_frame *call, u32 index, const struct ig_descriptor *desc,
+		    const struct ig_registers *regs)
+{
+	return call->op == desc->op && call->source == desc->source && call->descriptor != index &&
+	       regs->stack <= call->sp &&
+	       (!desc->is_collective || argument(regs, desc->args[IG_ARG_COMM]) == call->comm_ptr);
+}
+
+/* The return of a function in which the innermost call goes on will come all the same. */
+INLINE void expect_return(struct ig_frame *call, u64 stack)
+{
+	if (call->sp == stack)
+		call->n_jumps++;
+	else
+		call->has_inner = 1;
+}
+
+/* Returns 1 when the call's return must be seen too. all_return: returns come of every function that has a return probe. */
+INLINE int on_entry(struct pt_regs *ctx, bool is_cxx, bool all_return)
 {
 	u64 pid_tgid = bpf_get_current_pid_tgid();
 	struct ig_settings *now = settings_now();
@@ -378,7 +399,7 @@ INLINE int on_entry(struct pt_regs *ctx, bool is_cxx)
 	struct ig_thread *thread;
 	struct ig_count *count;
 	struct ig_losses *lost;
-	struct ig_frame *frame;
+	struct ig_frame *frame, *outer;
 
 	if (!desc || !now ||
 	    !is_watched(now, pid_tgid >> 32, now->filter & 2 ? bpf_get_current_cgroup_id() : 0,
@@ -391,6 +412,12 @@ INLINE int on_entry(struct pt_regs *ctx, bool is_cxx)
 	if (is_cxx)
 		drop_all_left(regs.stack, desc->act == IG_ACT_GLOO_CAUGHT ? bpf_ktime_get_ns() : 0);
 	depth = thread->depth;
+	outer = &thread->frames[(depth - 1) & (IG_MAX_DEPTH - 1)];
+	if (!is_cxx && depth && goes_on(outer, index, desc, &regs)) {
+		if (all_return && desc->needs_return)
+			expect_return(outer, regs.stack);
+		return 0;
+	}
 	if (depth >= IG_MAX_DEPTH) {
 		if ((lost = losses_here()))
 			ADD(lost->too_deep, 1);
@@ -402,7 +429,9 @@ INLINE int on_entry(struct pt_regs *ctx, bool is_cxx)
 	frame->source = desc->source;
 	frame->sp = regs.stack;
 	frame->flags = depth ? IG_FLAG_NESTED : 0;
-	frame->copy = depth && thread->frames[(depth - 1) & (IG_MAX_DEPTH - 1)].copy ? 2 : desc->act >= IG_ACT_COPY;
+	frame->copy = depth && outer->copy ? 2 : desc->act >= IG_ACT_COPY;
+	frame->has_inner = 0;
+	frame->n_jumps = 0;
 	read_arguments(frame, desc, &regs);
 	act_at_entry(frame, desc, thread);
 	if (is_cxx) {
@@ -411,7 +440,7 @@ INLINE int on_entry(struct pt_regs *ctx, bool is_cxx)
 			return 0;
 		}
 	} else if (desc->is_collective) {
-		nccl_entry(frame, &thread->frames[(depth - 1) & (IG_MAX_DEPTH - 1)], desc, &regs, thread->pid);
+		nccl_entry(frame, outer, desc, &regs, thread->pid);
 	}
 	if ((count = count_of(thread->pid, desc->source, desc->op)))
 		ADD(count->entered, 1);
@@ -464,7 +493,7 @@ INLINE void on_leave(struct pt_regs *ctx)
 }
 
 /* Pops frames until the one whose stack pointer matches: calls left by longjmp or an exception go with it. Returns 1 when it is there: it lies
- * at the depth that is left.
+ * at the depth that is left. A function in which a call goes on (goes_on()) returns before that call does, and pops nothing.
  *
  * A function, and its result only a yes or no: the verifier would go through all that follows once for each depth.
  */
@@ -481,6 +510,12 @@ NOINLINE int pop_to(struct ig_thread *thread, u64 stack)
 		frame = &thread->frames[(depth - 1) & (IG_MAX_DEPTH - 1)];
 		if (depth == IG_MAX_DEPTH && frame->sp > stack) /* nested deeper: it was counted at its entry, and has no frame */
 			return 0;
+		if (frame->has_inner && frame->sp > stack)
+			return 0;
+		if (frame->n_jumps && frame->sp == stack) {
+			frame->n_jumps--;
+			return 0;
+		}
 		thread->depth = depth - 1;
 		if (frame->sp == stack) {
 			if (frame->entry_ns)

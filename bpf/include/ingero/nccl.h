@@ -106,7 +106,7 @@ INLINE void nccl_entry(struct ig_frame *frame, const struct ig_frame *caller, co
 	frame->nranks = comm->nranks;
 	if (desc->act != IG_ACT_COLLECTIVE)
 		return;
-	/* ncclBcast calls ncclBroadcast: one collective under two names. */
+	/* What a collective makes of others on its own communicator is that collective. */
 	if (frame->flags & IG_FLAG_NESTED && caller->source == IG_SOURCE_NCCL && caller->seq &&
 	    caller->comm_ptr == frame->comm_ptr)
 		frame->seq = caller->seq;

@@ -12,7 +12,7 @@
 #include "ingero/kernel.h"
 
 enum ig_limit {
-	IG_RECORD_VERSION = 6,
+	IG_RECORD_VERSION = 7,
 	IG_COMM_LEN = 16,
 	IG_MAX_DEPTH = 8,
 	IG_MAX_DESCRIPTORS = 1024,
@@ -493,7 +493,9 @@ struct ig_frame {
 	u16 op;
 	u8 source;
 	u8 flags;
-	u32 copy; /* 1: a copy; 2: inside of one; 0: neither */
+	u8 copy;      /* 1: a copy; 2: inside of one; 0: neither */
+	u8 has_inner; /* it called a function of the same operation, whose return comes and means nothing */
+	u16 n_jumps;  /* returns that will come for such functions to which it jumped */
 	/* Where the caller's frame begins, for whoever reads the stack while the call has not returned; 0: not kept. */
 	u64 return_pc;
 	u64 bp;

@@ -14,14 +14,14 @@ int calls_session(struct pt_regs *ctx)
 		on_return(ctx);
 		return 0;
 	}
-	return !on_entry(ctx, 0); /* non-zero: do not call us at the return */
+	return !on_entry(ctx, 0, 0); /* non-zero: do not call us at the return */
 }
 
 SEC("uprobe")
 int cxx_entry(struct pt_regs *ctx)
 {
 	ON_THREADS_STACK();
-	on_entry(ctx, 1);
+	on_entry(ctx, 1, 0);
 	return 0;
 }
 
