@@ -57,6 +57,22 @@ def test_a_program_that_cannot_be_run_is_refused_with_the_reason(tmp_path):
         held.end()
 
 
+def test_the_file_of_a_program_is_that_which_exec_will_find(tmp_path, monkeypatch):
+    first, second = tmp_path / "first", tmp_path / "second"
+    for folder, mode in ((first, 0o644), (second, 0o755)):
+        folder.mkdir()
+        (folder / "run").write_text("#!/bin/sh\n")
+        (folder / "run").chmod(mode)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    environment = {"PATH": f"{first}:{second}"}
+    for name, found in (
+        ("run", second / "run"), (f"{second}/run", second / "run"), ("none", None), (f"{first}/run", None),
+    ):  # fmt: skip
+        held = HeldProgram(ProgramSettings((name,), environment, os.geteuid(), os.getegid()))
+        assert held.path == found
+        held.end()
+
+
 def test_a_program_that_ignores_sigterm_is_killed_after_a_while(tmp_path, monkeypatch):
     monkeypatch.setattr(program_module, "_PATIENCE_MS", 100)
     ready = tmp_path / "ready"

@@ -9,6 +9,7 @@ a user sees it.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -142,6 +143,23 @@ class Discovery:
                     self._examine(opened, file)
             except OSError as error:
                 self._report(file, error.strerror or str(error))
+
+    def probe_program(self, path: Path, pid: int) -> None:
+        """Probe the file that a process will be, before it runs; until it ends, unless others use it then.
+
+        Where that fails nothing is said: the file is examined again when it is mapped.
+
+        Args:
+            path: The file.
+            pid: The process, which runs something else now.
+        """
+        mapping = Mapping(pid, 0, 0, (0, 0), 0, str(path))
+        with (
+            contextlib.suppress(OSError, BadDataError, UnsupportedError),
+            open_file(path) as opened,
+        ):
+            if self._attach(opened, mapping):
+                self._files.add_user(opened.file, pid)
 
     def scan(self, pids: Iterable[int]) -> None:
         """Examine what these processes have mapped now."""

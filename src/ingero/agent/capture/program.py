@@ -5,9 +5,11 @@ from __future__ import annotations
 import errno
 import os
 import select
+import shutil
 import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
 from ingero.agent.capture.kernel.capabilities import die_with_parent
@@ -52,6 +54,7 @@ class HeldProgram:
 
     Attributes:
         name: The program, as it was given.
+        path: The file that it will be; None where there is none, or none that may be executed.
         pid: Its pid.
         exit_code: Its exit status as a shell gives it; None while it runs.
         was_killed: Whether it had to be killed at the end.
@@ -63,6 +66,9 @@ class HeldProgram:
         # Closed by a successful exec, so that what is in it is why there was none.
         self._failure_fd, failure_fd = os.pipe()
         self.name = settings.arguments[0]
+        folders = os.pathsep.join(os.get_exec_path(settings.environment))
+        found = shutil.which(self.name, path=folders)
+        self.path = None if found is None else Path(found)
         self.exit_code: int | None = None
         self.was_killed = False
         parent = os.getpid()
