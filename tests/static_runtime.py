@@ -43,12 +43,12 @@ def build_with_static_runtime(folder, *, is_stripped):
     return _build(folder, "program", PROGRAM, ["-s"] if is_stripped else [])
 
 
-def build_library_with_static_runtime(folder):
+def build_library_with_static_runtime(folder, name="libtraining.so", *, is_stripped=False):
     """The same as a library, which exports nothing but ``int allocate(void)``: 1 where the runtime fails."""
     exports = folder / "exports"
     exports.write_text("{ global: allocate; local: *; };\n")
     flags = ["-shared", "-fPIC", f"-Wl,--version-script={exports}"]
-    return _build(folder, "libtraining.so", LIBRARY, flags)
+    return _build(folder, name, LIBRARY, flags + (["-s"] if is_stripped else []))
 
 
 def _build(folder, name, code, flags):

@@ -9,13 +9,14 @@ import subprocess
 import sys
 
 import pytest
-from tests.static_runtime import build_with_static_runtime
+from tests.static_runtime import build_library_with_static_runtime, build_with_static_runtime
 
 from ingero.agent.capture.discover.processes import iter_mappings
 from ingero.agent.capture.discovery import Discovery, Watch
 from ingero.agent.capture.file_queue import MappedFile
 from ingero.agent.capture.kernel.perf import PerfEvents
 from ingero.agent.capture.stack_keeper import StackKeeper
+from ingero.model.recording import HIDDEN_RUNTIME
 from ingero.sim.runner import get_program
 from ingero.telemetry.clock import SystemClock
 
@@ -52,7 +53,38 @@ def test_a_process_with_a_hidden_runtime_is_named_while_it_is_traced(tmp_path, i
     ]
     named = [one["path"] for one in coverage["unprobed"]]
     assert (str(program) in named) is is_stripped, errors
-    assert ("names stripped: only the driver's calls are seen" in errors) is is_stripped
+    assert (f"only the driver's calls are seen: {program} of pid" in errors) is is_stripped
+    assert "calls are missing" not in errors
+
+
+def test_hidden_runtimes_of_nvidia_s_libraries_are_in_the_coverage_alone(tmp_path):
+    libraries = [
+        build_library_with_static_runtime(tmp_path, name, is_stripped=True)
+        for name in ("libtraining.so", "libcublasLt.so.13")
+    ]
+    script = (
+        "import ctypes, sys, time\n"
+        "loaded = [ctypes.CDLL(path) for path in sys.argv[1:]]\n"
+        "print('ready', file=sys.stderr, flush=True)\n"
+        "sys.stdin.readline()\n"
+    )
+    driver = get_program().parent / "libcuda.so.1"
+    command = [sys.executable, "-m", "ingero", "trace", "--no-record", "--json", "--no-io", "--"]
+    with subprocess.Popen(
+        [*command, sys.executable, "-c", script, *map(str, libraries), str(driver)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as tracer:
+        seen = iter(tracer.stderr.readline, "")
+        errors = "".join(takewhile_through("libtraining.so", seen))
+        rest, more = tracer.communicate("go\n", timeout=120)
+    coverage = json.loads(rest.splitlines()[-2])
+    assert {one["path"] for one in coverage["unprobed"]} == set(map(str, libraries))
+    assert {one["reason"] for one in coverage["unprobed"]} == {HIDDEN_RUNTIME}
+    assert "only the driver's calls are seen" in HIDDEN_RUNTIME
+    assert "libcublasLt" not in errors + more
 
 
 @pytest.mark.parametrize("is_program_last", [True, False])

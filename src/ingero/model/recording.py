@@ -108,9 +108,30 @@ class ProcessRank:
     world_size: int = -1
 
 
+HIDDEN_RUNTIME: Final = (
+    "it has a CUDA runtime linked in, names stripped: only the driver's calls are seen"
+)
+"""The reason of a file whose calls are seen, and counted, as those which its runtime makes of the driver."""
+_OF_NVIDIA: Final = (
+    "libcublas",
+    "libcudnn",
+    "libcufft",
+    "libcufile",
+    "libcurand",
+    "libcusolver",
+    "libcusparse",
+    "libcutensor",
+    "libnpp",
+    "libnvinfer",
+    "libnvjpeg",
+    "libnvshmem",
+)
+"""Libraries that NVIDIA ships so. By name: their folders differ, and one that is not listed costs a true sentence."""
+
+
 @dataclass(frozen=True, slots=True)
 class Unprobed:
-    """A library whose calls were not seen.
+    """A file whose calls were not seen, or not as what they are.
 
     Attributes:
         pid: The process that had it loaded; 0 for no certain one, or for many.
@@ -126,9 +147,15 @@ class Unprobed:
 
 
 def describe_unprobed(unprobed: Iterable[Unprobed]) -> list[str]:
-    """A sentence for each file: which processes had it, and why its calls are missing."""
+    """A sentence for each file: which processes had it, and why its calls are missing.
+
+    A runtime inside a library of NVIDIA's is left out: nobody can change it, and what it launches is seen.
+    """
     processes: dict[tuple[str, str, str], list[int]] = {}
     for one in unprobed:
+        name = one.path.rpartition("/")[2]
+        if one.reason.startswith(HIDDEN_RUNTIME) and name.startswith(_OF_NVIDIA):
+            continue
         processes.setdefault((one.node, one.path, one.reason), []).append(one.pid)
     lines = []
     for (node, path, reason), pids in processes.items():
@@ -137,9 +164,10 @@ def describe_unprobed(unprobed: Iterable[Unprobed]) -> list[str]:
         whose = f" of pid {named}" if named else ""
         whose += f" and {more} more" if more > 0 else ""
         where = f" on {node}" if node else ""
-        lines.append(
-            f"not probed, calls are missing: {clean(path)}{whose}{where} ({clean(reason)})"
-        )
+        what, why = "not probed, calls are missing", reason
+        if reason.startswith(HIDDEN_RUNTIME):
+            why, _, what = HIDDEN_RUNTIME.partition(": ")
+        lines.append(f"{what}: {clean(path)}{whose}{where} ({clean(why)})")
     return lines
 
 

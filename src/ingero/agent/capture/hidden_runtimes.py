@@ -19,10 +19,9 @@ from ingero.agent.capture.kernel.perf import Mapping
 from ingero.agent.capture.probed_files import MANY
 from ingero.agent.capture.probes.targets import OwnRuntime, find_own_runtime, is_library
 from ingero.errors import BadDataError
-from ingero.model.recording import Unprobed
+from ingero.model.recording import HIDDEN_RUNTIME, Unprobed
 
 MAX_UNPROBED: Final = 1024
-_HIDDEN: Final = "it has a CUDA runtime linked in, names stripped: only the driver's calls are seen"
 _MAX_EXAMINED: Final = 65_536
 
 
@@ -53,7 +52,7 @@ class HiddenRuntimes:
             with self._lock:
                 shown = pid if len(self._found) < MAX_UNPROBED else MANY
                 self._found.setdefault(
-                    (shown, mapping.path), Unprobed(shown, mapping.path, _HIDDEN)
+                    (shown, mapping.path), Unprobed(shown, mapping.path, HIDDEN_RUNTIME)
                 )
         return named
 

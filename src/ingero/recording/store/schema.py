@@ -177,8 +177,8 @@ SCHEMA_INFO: Final[dict[str, str]] = {
     "duration_unit": "nanoseconds",
     "timestamp_note": "entry for calls; completion for host, io, tcp and net rows (start = timestamp - duration)",
     "arg0_note": "bytes for allocations and copies, function for launches, handle for synchronisations, sectors for io",
-    "unprobed_note": "libraries whose calls are in no table between since and until; an until of 0 is the end "
-    "of the recording",
+    "unprobed_note": "libraries whose calls are in no table between since and until, or only as the reason says; an "
+    "until of 0 is the end of the recording",
     "process_gpus_note": "nodes are the NVIDIA devices in a process's /dev, by commas; visible is its "
     "CUDA_VISIBLE_DEVICES, 'unset' without one; several rows of a process: it was shown others after an exec, or "
     "its number was given to another",
