@@ -2,7 +2,7 @@
 
 import pytest
 
-from ingero.model.recording import HIDDEN_RUNTIME, Unprobed, describe_unprobed
+from ingero.model.recording import HIDDEN_RUNTIME, NO_CPU_COLLECTIVES, Unprobed, describe_unprobed
 
 WHEELS = "/opt/venv/lib/python3.12/site-packages/nvidia/cu13/lib"
 
@@ -33,4 +33,11 @@ def test_nvidia_s_library_that_could_not_be_read_is_a_loss_all_the_same():
     path = f"{WHEELS}/libcublas.so.13"
     assert describe_unprobed([Unprobed(0, path, "Permission denied")]) == [
         f"not probed, calls are missing: {path} (Permission denied)"
+    ]
+
+
+def test_a_release_of_pytorch_that_is_not_known_costs_the_collectives_of_the_cpu_alone():
+    reason = f"{NO_CPU_COLLECTIVES}: it is PyTorch 2.11.0, and known is 2.13.0"
+    assert describe_unprobed([Unprobed(7, "/v/libtorch_cpu.so", reason)]) == [
+        "collectives on the CPU (Gloo) are not seen: /v/libtorch_cpu.so of pid 7 (it is PyTorch 2.11.0, and known is 2.13.0)"
     ]

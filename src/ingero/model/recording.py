@@ -112,6 +112,8 @@ HIDDEN_RUNTIME: Final = (
     "it has a CUDA runtime linked in, names stripped: only the driver's calls are seen"
 )
 """The reason of a file whose calls are seen, and counted, as those which its runtime makes of the driver."""
+NO_CPU_COLLECTIVES: Final = "collectives on the CPU (Gloo) are not seen"
+"""How the reason of a PyTorch begins of which nothing else is missing: a job on GPUs has none."""
 _OF_NVIDIA: Final = (
     "libcublas",
     "libcudnn",
@@ -167,6 +169,8 @@ def describe_unprobed(unprobed: Iterable[Unprobed]) -> list[str]:
         what, why = "not probed, calls are missing", reason
         if reason.startswith(HIDDEN_RUNTIME):
             why, _, what = HIDDEN_RUNTIME.partition(": ")
+        elif reason.startswith(NO_CPU_COLLECTIVES):
+            what, _, why = reason.partition(": ")
         lines.append(f"{what}: {clean(path)}{whose}{where} ({clean(why)})")
     return lines
 

@@ -14,6 +14,7 @@ from ingero.agent.capture.probes.targets import ProbeTarget
 from ingero.agent.capture.symbols.gloo import TORCH_VERSIONS
 from ingero.agent.capture.symbols.libraries import FUNCTIONS, get_cookies
 from ingero.errors import UnsupportedError
+from ingero.model.recording import NO_CPU_COLLECTIVES
 
 _VERSION_FILES: Final = (
     # Beside the folder of the library: in PyTorch's package, and in the archive for C++ programs.
@@ -64,8 +65,7 @@ def find_torch_target(opened: OpenFile, path: str, root: Path) -> ProbeTarget | 
     if version not in TORCH_VERSIONS:
         known = ", ".join(sorted(TORCH_VERSIONS))
         raise UnsupportedError(
-            f"the collectives of PyTorch {version or 'of a version that it does not tell'} on the CPU (Gloo) are not"
-            f" judged: where it keeps them is known of {known}"
+            f"{NO_CPU_COLLECTIVES}: it is PyTorch {version or 'of an unknown version'}, and known is {known}"
         )
     missing = sorted(set(cookies) - set(found))
     if missing:
