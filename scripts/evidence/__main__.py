@@ -35,6 +35,7 @@ def main(arguments: list[str]) -> int:
         "--dry-run", action="store_true", help="show that each part starts; no device is needed"
     )
     parser.add_argument("--again", action="store_true", help="run also what held before")
+    parser.add_argument("--commit", help="of this tree, where it has no .git")
     parser.add_argument("--out", type=Path, default=_FOLDER, help="where files are kept")
     asked = parser.parse_args(arguments)
     if unknown := set(asked.parts) - set(names):
@@ -49,7 +50,8 @@ def main(arguments: list[str]) -> int:
         )
         return 3
     chosen = [part for part in PARTS if not asked.parts or part.name in asked.parts]
-    commit, python, end_s = find_commit(), find_torch_python(), time.monotonic() + _LIMIT_S
+    commit, python = asked.commit or find_commit(), find_torch_python()
+    end_s = time.monotonic() + _LIMIT_S
     n_failed = 0
     for part in chosen:
         if not asked.dry_run and not asked.again and has_passed(part, asked.out, commit):
