@@ -7,7 +7,7 @@ from ingero.model.events import CopyKind, CudaOp, DriverOp, IoOp, OffCpuReason, 
 from ingero.recording.causal.engine import explain
 from ingero.recording.export.merge import merge_recordings
 from ingero.recording.scenarios.builder import RecordingBuilder
-from ingero.recording.scenarios.loop import FUNCTION, LAUNCH, SYNC
+from ingero.recording.scenarios.loop import FUNCTION, LAUNCH, SYNC, Loop
 from ingero.recording.store.reader import load_recording
 
 PID = 4821
@@ -45,8 +45,6 @@ STARVED = [
     (2, 4, 5, 9),
     (3, 20, 0.1, 0.6),
     (4, 12, 0.5, 8),
-    (5, 1, 5, 5),
-    (6, 2, 3, 3),
 ]
 
 
@@ -56,6 +54,40 @@ def test_late_batches_are_starvation_whatever_their_number_and_jitter(job):
         ("input_starvation", "computing on the host"),
         ("lazy_load", "lazy module loading at first launch"),
     ]
+
+
+@pytest.mark.parametrize("job", [(5, 1, 5, 5), (6, 2, 3, 3)], ids=str)
+def test_a_late_batch_or_two_are_a_stall_and_no_starvation(job):
+    assert told(starved_job(*job)) == [
+        ("one_off_stall", "computing on the host"),
+        ("lazy_load", "lazy module loading at first launch"),
+    ]
+
+
+def test_one_long_gap_among_late_batches_is_a_stall_beside_the_starvation():
+    built = RecordingBuilder()
+    loop = Loop(built)
+    for i in range(41):
+        loop.step()
+        loop.sleep(1)
+        loop.rest(8_000 * MS if i == 20 else 100 * MS)
+    assert sorted(told(built)) == [
+        ("input_starvation", "computing on the host"),
+        ("one_off_stall", "computing on the host"),
+    ]
+
+
+@pytest.mark.parametrize("n_loads", [1, 3])
+def test_silence_that_ends_with_new_code_is_no_stall(n_loads):
+    built = RecordingBuilder()
+    loop = Loop(built)
+    loop.step()
+    for _ in range(n_loads):
+        loop.sleep(1)
+        loop.rest(4_000 * MS)
+        loop.call((Source.DRIVER, DriverOp.MODULE_LOAD), MS)
+        loop.steps(5)
+    assert told(built) == []
 
 
 def test_gaps_in_which_the_thread_mostly_sleeps_are_pauses():

@@ -69,6 +69,15 @@ def input_starvation_by_worker() -> RecordingBuilder:
 
 
 @on_a_loop
+def one_off_stall(loop: Loop) -> None:
+    """Between two steps the host evaluates the model for seconds."""
+    loop.steps(60)
+    loop.sleep(NS_PER_MS)
+    loop.rest(4_000 * NS_PER_MS)
+    loop.steps(300)
+
+
+@on_a_loop
 def cpu_contention(loop: Loop) -> None:
     """Launches lose their CPU in a recording whose probe did not read the reason."""
     loop.steps(50)
@@ -315,6 +324,7 @@ def call_in_flight(loop: Loop) -> None:
 
 FAULTS: Final[dict[str, Callable[[], RecordingBuilder]]] = {
     "input_starvation": input_starvation_by_worker,
+    "one_off_stall": one_off_stall,
     "cpu_contention": cpu_contention,
     "cgroup_throttling": cgroup_throttling,
     "blocking_io": blocking_io,

@@ -30,6 +30,7 @@ from ingero.recording.causal.rules import (
 RULES: Final[tuple[Rule, ...]] = (
     *facts.RULES,
     starvation.input_starvation,
+    starvation.one_off_stall,
     *stalls.RULES,
     contention.cpu_contention,
     sharing.gpu_sharing,

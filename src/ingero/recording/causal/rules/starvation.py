@@ -2,6 +2,9 @@
 
 Silence counts only when it proves an idle GPU: the work before it had been waited for, or the first synchronisation
 after it returned at once. Silence while the thread sleeps is a pause, not a fault.
+
+Starvation recurs, batch after batch. What happens once or twice is another rule's, and what ends with the loading of
+new code (start-up, a compiler) is no stall of a running job.
 """
 
 from __future__ import annotations
@@ -27,17 +30,21 @@ from ingero.recording.causal.attribution import (
 from ingero.recording.causal.evidence import EventRows, Evidence, Process
 from ingero.recording.causal.finding import Finding, Needs, Unjudged, rule
 from ingero.recording.causal.gaps import describe_gap
-from ingero.recording.causal.intervals import Intervals
+from ingero.recording.causal.intervals import Intervals, Times
 from ingero.recording.causal.rules.inference import is_serving
 from ingero.units import NS_PER_MS, NS_PER_S, format_duration
 
 _MIN_GAP_NS: Final = 10 * NS_PER_MS
 _MIN_SILENCE_NS: Final = 100 * NS_PER_MS
-_MIN_GAPS: Final = 3
+_MIN_RECURRING: Final = (
+    2.5  # gaps of one length that lose as much: more like three than like two, which may be chance
+)
 _ALONE_NS: Final = NS_PER_S
 _MIN_PHASE_SHARE: Final = 0.20
 _RETURNED_AT_ONCE: Final = 0.10
-_ALIKE: Final = 0.10  # of the phase's median gap: shorter ones are part of the busy time
+_ALIKE: Final = 0.10
+"""Gaps within this factor of the phase's median, either way, are of one kind: shorter ones are part of the busy time,
+and longer ones are judged by themselves."""
 _FIX: Final = {
     ON_CPU: (
         "prepare batches off the training thread: DataLoader workers, prefetch_factor, persistent_workers",
@@ -49,6 +56,10 @@ _FIX: Final = {
         "keep the data set on local NVMe or in memory (/dev/shm)",
     ),
 }
+_FIX_RARE: Final = (
+    "look at what the program does then: evaluation, a checkpoint, garbage collection, a new epoch's workers",
+    "do it beside the training, in another thread or process, or less often",
+)
 _FIX_OTHER: Final = ("look at what the worker does between two batches: it is the slow one",)
 
 
@@ -61,6 +72,15 @@ class _Phase:
     @property
     def span_ns(self) -> tuple[int, int]:
         return int(self.gaps.starts[0]), int(self.gaps.ends[-1])
+
+    @property
+    def is_recurring(self) -> bool:
+        """Whether its gaps lose as much as three equal ones would: one that makes most of the loss counts as one.
+
+        The measure is the inverse of the sum of squared shares: n for n equal gaps, near 1 where one outweighs all.
+        """
+        shares = (self.gaps.ends - self.gaps.starts) / self.gaps.total_ns
+        return bool(1 / (shares**2).sum() >= _MIN_RECURRING)
 
 
 _FIX_SERVING: Final = (
@@ -79,37 +99,76 @@ _FIX_SERVING: Final = (
     Needs(CALLS, max_missing=1.0, is_absence=True, is_proof=True),
 )
 def input_starvation(evidence: Evidence) -> list[Finding | Unjudged]:
-    """One finding per silent phase of a process."""
+    """One finding per silent phase of a process whose gaps recur."""
+    return _find(evidence, is_recurring=True)
+
+
+@rule(
+    "one_off_stall",
+    "The GPU is silent once or twice in a run, for a second or more, while the thread that feeds it is kept",
+    Needs(CALLS, max_missing=1.0, is_absence=True, is_proof=True),
+)
+def one_off_stall(evidence: Evidence) -> list[Finding | Unjudged]:
+    """One finding per silent phase of a process whose gaps are too few to recur."""
+    return _find(evidence, is_recurring=False)
+
+
+def _find(evidence: Evidence, *, is_recurring: bool) -> list[Finding | Unjudged]:
     return [
         finding
         for process in evidence.gpu_processes
         for phase in _iter_phases(process)
+        if phase.is_recurring is is_recurring
         for finding in _judge(evidence, process, phase)
     ]
 
 
 def _iter_phases(process: Process) -> Iterator[_Phase]:
     """Long gaps between calls, joined while what lies between two of them is shorter than they are."""
-    busy = process.calls.intervals
-    starts, ends = busy.ends[:-1], busy.starts[1:]
-    is_long = ends - starts >= _MIN_GAP_NS
-    starts, ends = starts[is_long], ends[is_long]
-    if not len(starts):
+    gaps = _find_gaps(process)
+    if not len(gaps):
         return
-    between = starts[1:] - ends[:-1]
-    shorter = np.minimum((ends - starts)[1:], (ends - starts)[:-1])
-    for group in np.split(np.arange(len(starts)), np.flatnonzero(between > shorter) + 1):
-        lengths = (ends - starts)[group]
-        alike = group[lengths >= _ALIKE * np.median(lengths)]
-        phase = _Phase(Intervals(starts[alike], ends[alike]))
-        if _is_candidate(process, phase):
-            yield phase
+    lengths = gaps.ends - gaps.starts
+    between = gaps.starts[1:] - gaps.ends[:-1]
+    shorter = np.minimum(lengths[1:], lengths[:-1])
+    for group in np.split(np.arange(len(gaps)), np.flatnonzero(between > shorter) + 1):
+        for one_kind in _split_kinds(lengths[group]):
+            phase = _Phase(Intervals(gaps.starts[group[one_kind]], gaps.ends[group[one_kind]]))
+            if _is_candidate(process, phase):
+                yield phase
+
+
+def _find_gaps(process: Process) -> Intervals:
+    """Long gaps between calls of a running job.
+
+    Those of its start lie before the first launch, or end with new code: a gap counts as such where a module is loaded
+    before as much time has passed again. So does the time in which a compiler runs.
+    """
+    calls = process.calls
+    busy = calls.intervals
+    starts, ends = busy.ends[:-1], busy.starts[1:]
+    lengths = ends - starts
+    loads = calls.of(OpKind.MODULE).starts
+    n_loads = np.searchsorted(loads, ends + lengths) - np.searchsorted(loads, ends)
+    is_gap = (lengths >= _MIN_GAP_NS) & (n_loads == 0)
+    launches = calls.of(OpKind.LAUNCH, OpKind.GRAPH_LAUNCH)
+    if len(launches):
+        is_gap &= starts >= launches.starts[0]
+    return Intervals(starts[is_gap], ends[is_gap])
+
+
+def _split_kinds(lengths: Times) -> list[BoolArray]:
+    """Which gaps of a phase are judged together: those like its median, and the far longer ones."""
+    typical = np.median(lengths)
+    alike: BoolArray = (lengths >= _ALIKE * typical) & (lengths <= typical / _ALIKE)
+    long: BoolArray = lengths > typical / _ALIKE
+    return [one for one in (alike, long) if one.any()]
 
 
 def _is_candidate(process: Process, phase: _Phase) -> bool:
     first, last = process.active_ns
     silence = phase.gaps.total_ns
-    is_often = len(phase.gaps) >= _MIN_GAPS or silence >= _ALONE_NS
+    is_often = phase.is_recurring or silence >= _ALONE_NS
     is_much = silence >= _MIN_PHASE_SHARE * (last - first) and silence >= _MIN_SILENCE_NS
     return is_often and is_much
 
@@ -131,26 +190,34 @@ def _judge(evidence: Evidence, process: Process, phase: _Phase) -> list[Finding 
     top, share = found.shares[0] if found.shares else (NO_REASON, 0.0)
     if top in {SLEEPING, NO_REASON} or top.startswith("preempt") or share < NAMED_SHARE:
         return []
-    finding = _describe(process, phase, found, (silent_ns, n_unseen, tid))
+    is_known = evidence.gap(process, find_codes(CALLS)).is_known
+    title = _name(process, phase, silent_ns if is_known else None, top)
+    finding = _describe(process, phase, found, (title, silent_ns, n_unseen, tid))
     if is_serving(evidence, process):
         finding = replace(finding, fix=_FIX_SERVING)
-    if evidence.gap(process, find_codes(CALLS)).is_known:
+    if is_known:
         return [replace(finding, range_ns=(silent_ns, phase.gaps.total_ns))]
-    return [_without_counts(finding, process, phase)]
-
-
-def _without_counts(finding: Finding, process: Process, phase: _Phase) -> Finding:
-    """The same in a recording that does not say how many calls have no row: the rows prove no silence."""
-    top, span_ns = finding.causes[0], phase.span_ns[1] - phase.span_ns[0]
+    # The rows of a recording that does not say how many calls have no row prove no silence.
+    first, *others = finding.causes
     doubt = "nobody counted the calls that have no row: some may lie in these gaps"
-    return replace(
-        finding,
-        title=(
-            f"Input starvation: no GPU call of {process.name} has a row for {finding.lost_ns / span_ns:.0%} of a "
-            f"{span_ns / NS_PER_S:.1f} s phase of {len(phase.gaps)} batches while it was {top.name}"
-        ),
-        causes=(replace(top, evidence=(doubt, *top.evidence)), *finding.causes[1:]),
-        most=Severity.MEDIUM,
+    first = replace(first, evidence=(doubt, *first.evidence))
+    return [replace(finding, causes=(first, *others), most=Severity.MEDIUM)]
+
+
+def _name(process: Process, phase: _Phase, silent_ns: int | None, top: str) -> str:
+    """The title; without `silent_ns` nobody counted the calls that have no row."""
+    n_gaps, span_ns = len(phase.gaps), phase.span_ns[1] - phase.span_ns[0]
+    lost_ns = phase.gaps.total_ns if silent_ns is None else silent_ns
+    if silent_ns is None:
+        what, who = f"no GPU call of {process.name} has a row for", "it"
+    else:
+        what, who = "the GPU was silent for", process.name
+    if not phase.is_recurring:
+        times = "once" if n_gaps == 1 else f"in {n_gaps} gaps"
+        return f"Stall: {what} {format_duration(lost_ns)} {times} while {who} was {top}"
+    return (
+        f"Input starvation: {what} {lost_ns / span_ns:.0%} of a {span_ns / NS_PER_S:.1f} s "
+        f"phase in {n_gaps} gaps while {who} was {top}"
     )
 
 
@@ -198,20 +265,18 @@ def _feeding_thread(process: Process, gaps: Intervals) -> int:
 
 
 def _describe(
-    process: Process, phase: _Phase, found: Attribution, facts: tuple[int, int, int]
+    process: Process, phase: _Phase, found: Attribution, facts: tuple[str, int, int, int]
 ) -> Finding:
-    silent_ns, n_unseen, tid = facts
-    first, last = phase.span_ns
-    span_ns = last - first
-    n_batches = len(phase.gaps)
+    title, silent_ns, n_unseen, tid = facts
+    n_gaps = len(phase.gaps)
     top = found.shares[0][0]
     lengths = phase.gaps.ends - phase.gaps.starts
     gap_range = f"{format_duration(lengths.min())} to {format_duration(lengths.max())}"
     silence = format_duration(phase.gaps.total_ns)
     evidence = [
-        f"no GPU call has a row for {silence}: {n_batches} gaps of {gap_range}"
+        f"no GPU call has a row for {silence}: {n_gaps} gaps of {gap_range}"
         if n_unseen
-        else f"no GPU call for {silence}: {n_batches} gaps of {gap_range}",
+        else f"no GPU call for {silence}: {n_gaps} gaps of {gap_range}",
         f"thread {tid} of {process.name}: {found.share(ON_CPU):.1%} of the silence on a CPU",
     ]
     if n_unseen:
@@ -220,16 +285,13 @@ def _describe(
             f"{format_duration(phase.gaps.total_ns - silent_ns)}"
         )
     return Finding(
-        title=(
-            f"Input starvation: the GPU was silent for {silent_ns / span_ns:.0%} of a {span_ns / NS_PER_S:.1f} s "
-            f"phase of {n_batches} batches while {process.name} was {top}"
-        ),
-        span_ns=(first, last),
+        title=title,
+        span_ns=phase.span_ns,
         lost_ns=silent_ns,
         causes=found.causes(without=(SLEEPING, NO_REASON), facts=evidence),
         process=process,
         tid=tid,
-        n_cases=n_batches,
+        n_cases=n_gaps,
         ruled_out=found.ruled_out(),
-        fix=_FIX.get(top, _FIX_OTHER),
+        fix=_FIX.get(top, _FIX_OTHER) if phase.is_recurring else _FIX_RARE,
     )

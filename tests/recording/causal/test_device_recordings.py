@@ -1,0 +1,41 @@
+"""What happened in recordings that this agent made on a real device, with default options."""
+
+import gzip
+from pathlib import Path
+
+import pytest
+
+from ingero.recording.causal.engine import explain
+from ingero.recording.store.reader import load_recording
+
+DBS = Path(__file__).parents[2] / "data" / "device_dbs"
+
+
+@pytest.fixture(scope="module")
+def told(tmp_path_factory):
+    """What is said of a recording, once each."""
+    made = {}
+
+    def get(name):
+        if name not in made:
+            path = tmp_path_factory.mktemp("device") / name
+            path.write_bytes(gzip.decompress((DBS / f"{name}.gz").read_bytes()))
+            made[name] = explain(load_recording(path))
+        return made[name]
+
+    return get
+
+
+def of_rules(explanation, *rules):
+    return [one for one in explanation.incidents if one.rule in rules]
+
+
+@pytest.mark.parametrize("name", ["tri.db", "jax.db", "static.db"])
+def test_compiling_once_before_the_first_launch_is_no_starvation(name, told):
+    assert of_rules(told(name), "input_starvation", "one_off_stall") == []
+
+
+def test_what_a_program_does_before_its_first_step_is_no_starvation(told):
+    explanation = told("train.db")
+    for one in of_rules(explanation, "input_starvation", "one_off_stall"):
+        assert (one.start_ns - explanation.start_ns) / 1e9 > 11.6
