@@ -39,3 +39,19 @@ def test_what_a_program_does_before_its_first_step_is_no_starvation(told):
     explanation = told("train.db")
     for one in of_rules(explanation, "input_starvation", "one_off_stall"):
         assert (one.start_ns - explanation.start_ns) / 1e9 > 11.6
+
+
+def test_the_loader_that_every_step_waits_for_is_named(told):
+    explanation = told("train.db")
+    (found,) = of_rules(explanation, "input_starvation")
+    assert (found.severity, found.pid) == ("HIGH", 770)
+    assert found.causes[0].name == "waiting for worker pt_data_worker"
+    assert found.causes[0].share > 0.85
+    begin, end = ((at - explanation.start_ns) / 1e9 for at in (found.start_ns, found.end_ns))
+    assert begin == pytest.approx(11.66, abs=0.2)
+    assert end == pytest.approx(26.24, abs=0.1)
+    assert found.tid == 770  # it waits for the thread that pins, which waits for the workers
+    assert 12e9 < found.lost_ns < 14.6e9
+    assert found.n_cases == pytest.approx(
+        212 / 2, abs=4
+    )  # two workers, whose batches come together

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from ingero.model.events import CopyKind, CudaOp, DriverOp, IoOp, OffCpuReason, Source
+from ingero.model.events import CopyKind, CudaOp, DriverOp, HostOp, IoOp, OffCpuReason, Source
 from ingero.recording.causal.engine import explain
 from ingero.recording.export.merge import merge_recordings
 from ingero.recording.scenarios.builder import RecordingBuilder
@@ -54,6 +54,48 @@ def test_late_batches_are_starvation_whatever_their_number_and_jitter(job):
         ("input_starvation", "computing on the host"),
         ("lazy_load", "lazy module loading at first launch"),
     ]
+
+
+EVENT = 0x2E00_0000
+
+
+def unsynchronised_loop(*, done_at_once, n_queries=10):
+    """Twenty steps that wait for a thread, which waits for a child; nothing waits for the GPU, some events are asked for."""
+    built = RecordingBuilder().name(PID, "python3").name(4900, "pt_data_worker")
+    built.call((Source.HOST, HostOp.FORK), 0, 0, PID, arg1=4900)
+    at = MS
+    for i in range(20):
+        for k in range(10):
+            at = built.call(LAUNCH, at, 8000, PID, arg0=FUNCTION + k * 64) + 5000
+        start = at
+        asleep = OffCpuReason.SLEEP
+        built.off_cpu(start, 99 * MS, PID + 1, asleep, pid=PID, other_pid=4900)
+        at = built.off_cpu(start, 100 * MS, PID, asleep, other_pid=PID)
+        if i < n_queries:
+            built.call((Source.CUDA, CudaOp.EVENT_RECORD), at, 0, PID, arg0=EVENT)
+            code = 0 if done_at_once else 600
+            built.call(
+                (Source.CUDA, CudaOp.EVENT_QUERY),
+                at + MS // 10,
+                2000,
+                PID,
+                arg0=EVENT,
+                ret_code=code,
+            )
+            at += MS // 5
+    built.call(LAUNCH, at, 8000, PID, arg0=FUNCTION)
+    return built
+
+
+def test_a_loop_that_never_waits_for_the_gpu_is_starved_where_its_events_are_done_at_once():
+    assert told(unsynchronised_loop(done_at_once=True)) == [
+        ("input_starvation", "waiting for worker pt_data_worker")
+    ]
+
+
+def test_a_loop_whose_events_are_not_done_or_not_asked_for_is_not_called_starved():
+    assert told(unsynchronised_loop(done_at_once=False)) == []
+    assert told(unsynchronised_loop(done_at_once=True, n_queries=2)) == []
 
 
 @pytest.mark.parametrize("job", [(5, 1, 5, 5), (6, 2, 3, 3)], ids=str)

@@ -6,7 +6,7 @@ remains is unexplained. A reason that is asleep is no contention.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -15,7 +15,7 @@ import numpy as np
 from ingero.model.events import OffCpuReason
 from ingero.model.incidents import Cause, RuledOut
 from ingero.model.operations import OpKind
-from ingero.recording.causal.evidence import EventRows, Evidence, Process, remembered
+from ingero.recording.causal.evidence import EventRows, Evidence, Process, remembered, split_by
 from ingero.recording.causal.intervals import NO_TIME, Intervals, Times
 from ingero.units import NS_PER_US, format_duration
 
@@ -32,6 +32,10 @@ _CGROUP: Final = "cgroup"
 _MAX_NAMES: Final = 3
 OTHER_CGROUP: Final = f"{_PREEMPTED}{_CGROUP} "
 """How a reason begins that several tasks of one other cgroup have in common."""
+WAITING: Final = "waiting for "
+WORKER: Final = f"{WAITING}worker "
+"""How a reason begins that is the wait for a child process."""
+OWN_THREAD: Final = f"{WAITING}another thread of its process"
 ON_CPU: Final = "computing on the host"
 SLEEPING: Final = "sleeping"
 NO_REASON: Final = "off the CPU, reason not recorded"
@@ -123,17 +127,64 @@ def _name_other_cgroups(
 def _workers(
     evidence: Evidence, process: Process, sleeps: EventRows
 ) -> list[tuple[str, Intervals]]:
-    """Sleep that a child or another thread of the process ended: waiting for that worker's result."""
-    wakers = evidence.column("other_pid", sleeps)
+    """Sleep that a child or another thread of the process ended: waiting for that one's result.
+
+    While that other thread itself slept until a child woke it, both waited for the child: so it is where a thread of
+    its own takes the batches of a data loader's workers.
+    """
     family = evidence.children.get((process.node, process.pid), frozenset())
-    own_tids = {int(tid) for tid in np.unique(process.rows.tids)}
+    wakers = evidence.column("other_pid", sleeps)
     by_name: dict[str, Intervals] = {}
+    for name, spans in _by_child(evidence, process, sleeps, family):
+        by_name[name] = by_name.get(name, NO_TIME).union(spans)
+    own = sleeps.where(wakers == process.pid)
+    for helper, mine in _iter_helpers(evidence, process, own) if len(family) and len(own) else ():
+        for name, spans in _by_child(evidence, process, helper, family):
+            by_name[name] = by_name.get(name, NO_TIME).union(_intersection(mine.intervals, spans))
+    found = [(f"{WORKER}{name}", spans) for name, spans in sorted(by_name.items()) if len(spans)]
+    return [*found, (OWN_THREAD, own.intervals)] if len(own) else found
+
+
+def _by_child(
+    evidence: Evidence, process: Process, sleeps: EventRows, family: frozenset[int]
+) -> Iterator[tuple[str, Intervals]]:
+    """Sleep that each child ended."""
+    wakers = evidence.column("other_pid", sleeps)
     for waker in np.unique(wakers).tolist():
-        if waker and (waker in family or waker in own_tids):
+        if waker in family:
             name = evidence.process_name(process.node, waker)
-            mine = sleeps.where(wakers == waker).intervals
-            by_name[name] = by_name[name].union(mine) if name in by_name else mine
-    return [(f"waiting for worker {name}", spans) for name, spans in sorted(by_name.items())]
+            yield name, sleeps.where(wakers == waker).intervals
+
+
+def _iter_helpers(
+    evidence: Evidence, process: Process, woken: EventRows
+) -> Iterator[tuple[EventRows, EventRows]]:
+    """Sleeps of each other thread of the process, and those of ours that it ended.
+
+    Rows say which process woke a thread, not which of its threads: that one was on a CPU, and of those the one that got
+    there last is taken.
+    """
+    off = process.rows.of(OpKind.OFF_CPU)
+    wake_ns = woken.ends - evidence.column("wait_ns", woken)
+    mine = woken.tids[:1]
+    others = [one for one in split_by(off, [off.tids.astype(np.int64)]) if one.tids[0] not in mine]
+    since = np.array([_on_cpu_since(rows, wake_ns) for rows in others]).reshape(-1, len(woken))
+    if not len(since):
+        return
+    chosen = np.where(since.max(axis=0) > 0, since.argmax(axis=0), -1)
+    for i in np.unique(chosen[chosen >= 0]).tolist():
+        rows = others[i]
+        sleeps = rows.where(evidence.column("reason", rows) == OffCpuReason.SLEEP)
+        yield sleeps, woken.where(chosen == i)
+
+
+def _on_cpu_since(off: EventRows, moments: Times) -> Times:
+    """Since when a thread had been on a CPU at each moment, by its off-CPU spans; 0 where it was not."""
+    last = np.searchsorted(off.ends, moments, side="right") - 1
+    begins = np.append(off.starts, np.iinfo(np.int64).max)
+    is_on = (last >= 0) & (begins[last + 1] >= moments)
+    since: Times = np.where(is_on, off.ends[np.maximum(last, 0)], 0)
+    return since
 
 
 def _intersection(a: Intervals, b: Intervals) -> Intervals:

@@ -1,7 +1,9 @@
 """The GPU waits for its input: silence between calls while the thread that feeds it is busy with something else.
 
-Silence counts only when it proves an idle GPU: the work before it had been waited for, or the first synchronisation
-after it returned at once. Silence while the thread sleeps is a pause, not a fault.
+Silence counts only when it proves an idle GPU: the work before it had been waited for, the first synchronisation
+after it returned at once, or an event that was recorded after it was done when first asked. A loop that synchronises
+seldom, and a recording that holds some of its queries, prove it for some gaps; these speak for the others. Silence
+while the thread sleeps is a pause, not a fault.
 
 Starvation recurs, batch after batch. What happens once or twice is another rule's, and what ends with the loading of
 new code (start-up, a compiler) is no stall of a running job.
@@ -16,13 +18,15 @@ from typing import Final
 import numpy as np
 
 from ingero.model.arrays import BoolArray
+from ingero.model.events import CudaOp
 from ingero.model.incidents import Severity
-from ingero.model.operations import BLOCKING_COPIES, CALLS, OpKind, find_codes
+from ingero.model.operations import BLOCKING_COPIES, CALLS, OpKind, code_of, find_codes
 from ingero.recording.causal.attribution import (
     NAMED_SHARE,
     NO_REASON,
     ON_CPU,
     SLEEPING,
+    WORKER,
     Attribution,
     attribute,
     find_waits,
@@ -30,7 +34,7 @@ from ingero.recording.causal.attribution import (
 from ingero.recording.causal.evidence import EventRows, Evidence, Process
 from ingero.recording.causal.finding import Finding, Needs, Unjudged, rule
 from ingero.recording.causal.gaps import describe_gap
-from ingero.recording.causal.intervals import Intervals, Times
+from ingero.recording.causal.intervals import NO_TIME, Intervals, Times
 from ingero.recording.causal.rules.inference import is_serving
 from ingero.units import NS_PER_MS, NS_PER_S, format_duration
 
@@ -42,6 +46,8 @@ _MIN_RECURRING: Final = (
 _ALONE_NS: Final = NS_PER_S
 _MIN_PHASE_SHARE: Final = 0.20
 _RETURNED_AT_ONCE: Final = 0.10
+_MIN_ASKED: Final = 3
+_WORK: Final = (OpKind.LAUNCH, OpKind.GRAPH_LAUNCH, OpKind.COPY)
 _ALIKE: Final = 0.10
 """Gaps within this factor of the phase's median, either way, are of one kind: shorter ones are part of the busy time,
 and longer ones are judged by themselves."""
@@ -56,11 +62,15 @@ _FIX: Final = {
         "keep the data set on local NVMe or in memory (/dev/shm)",
     ),
 }
+_FIX_LOADER: Final = (
+    "give the loader more workers while CPUs are free (DataLoader num_workers, prefetch_factor, persistent_workers)",
+    "look at what a worker does for one batch: it is the slow one; move decoding and augmentation to the GPU",
+)
 _FIX_RARE: Final = (
     "look at what the program does then: evaluation, a checkpoint, garbage collection, a new epoch's workers",
     "do it beside the training, in another thread or process, or less often",
 )
-_FIX_OTHER: Final = ("look at what the worker does between two batches: it is the slow one",)
+_FIX_OTHER: Final = ("look at what it waits for: that is the slow part",)
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,10 +152,13 @@ def _find_gaps(process: Process) -> Intervals:
     """Long gaps between calls of a running job.
 
     Those of its start lie before the first launch, or end with new code: a gap counts as such where a module is loaded
-    before as much time has passed again. So does the time in which a compiler runs.
+    before as much time has passed again. So does the time in which a compiler runs. It ends with the
+    last launch, copy or wait.
     """
     calls = process.calls
-    busy = calls.intervals
+    busy = Intervals.of(
+        calls.starts, np.maximum(calls.ends, calls.starts + 1)
+    )  # some have no length
     starts, ends = busy.ends[:-1], busy.starts[1:]
     lengths = ends - starts
     loads = calls.of(OpKind.MODULE).starts
@@ -153,7 +166,9 @@ def _find_gaps(process: Process) -> Intervals:
     is_gap = (lengths >= _MIN_GAP_NS) & (n_loads == 0)
     launches = calls.of(OpKind.LAUNCH, OpKind.GRAPH_LAUNCH)
     if len(launches):
-        is_gap &= starts >= launches.starts[0]
+        is_gap &= (starts >= launches.starts[0]) & (
+            ends <= calls.of(*_WORK, OpKind.SYNC).starts[-1]
+        )
     return Intervals(starts[is_gap], ends[is_gap])
 
 
@@ -174,13 +189,12 @@ def _is_candidate(process: Process, phase: _Phase) -> bool:
 
 
 def _judge(evidence: Evidence, process: Process, phase: _Phase) -> list[Finding | Unjudged]:
-    is_idle = _is_idle_proven(process.calls, phase.gaps)
-    lengths = phase.gaps.ends - phase.gaps.starts
-    if lengths[is_idle].sum() < lengths.sum() / 2:
+    is_idle, is_shown_after = _is_idle_proven(evidence, process.calls, phase.gaps)
+    if not is_idle:
         return []
     if evidence.counts.is_off_cpu_overwritten(process.node, process.pid):
         return []
-    silent_ns, n_unseen = _least_silence(evidence, process, phase)
+    silent_ns, n_unseen = _least_silence(evidence, process, phase, is_shown_after=is_shown_after)
     if silent_ns < phase.gaps.total_ns / 2:
         return [Unjudged(process, describe_gap(evidence, process, find_codes(CALLS)))]
     tid = _feeding_thread(process, phase.gaps)
@@ -221,8 +235,25 @@ def _name(process: Process, phase: _Phase, silent_ns: int | None, top: str) -> s
     )
 
 
-def _is_idle_proven(calls: EventRows, gaps: Intervals) -> BoolArray:
-    """Which gaps the GPU had nothing to do in: waited for before, or done when first asked after."""
+def _is_idle_proven(evidence: Evidence, calls: EventRows, gaps: Intervals) -> tuple[bool, bool]:
+    """Whether the GPU had nothing to do in the gaps, and whether what came after them says so alone.
+
+    That is half of their length, or of the length of those that something tells of where there are three at least.
+    """
+    lengths = gaps.ends - gaps.starts
+    was_waited, at_once, is_soon = _find_waits(calls, gaps)
+    is_done = _find_done(evidence, calls, gaps)
+    is_idle, is_asked = at_once | is_done, is_soon | is_done
+
+    def is_most(idle: BoolArray, asked: BoolArray) -> bool:
+        whole_ns = lengths[asked].sum() if asked.sum() >= _MIN_ASKED else lengths.sum()
+        return bool(lengths[idle].sum() >= whole_ns / 2)
+
+    return is_most(is_idle | was_waited, is_asked | was_waited), is_most(is_idle, is_asked)
+
+
+def _find_waits(calls: EventRows, gaps: Intervals) -> tuple[BoolArray, BoolArray, BoolArray]:
+    """Which gaps the GPU was waited for before; which a wait after them ended at once; which have a wait soon after."""
     by_end = np.argsort(calls.ends, kind="stable")
     before = by_end[np.searchsorted(calls.ends[by_end], gaps.starts, side="right") - 1]
     was_waited: BoolArray = (calls.kinds[before] == OpKind.SYNC) | np.isin(
@@ -230,19 +261,50 @@ def _is_idle_proven(calls: EventRows, gaps: Intervals) -> BoolArray:
     )
     syncs = calls.of(OpKind.SYNC)
     if not len(syncs):
-        return was_waited
+        none = np.zeros(len(gaps), bool)
+        return was_waited, none, none
     after = np.minimum(np.searchsorted(syncs.starts, gaps.ends, side="left"), len(syncs) - 1)
     waited = syncs.durations[after]
     is_soon = syncs.starts[after] - gaps.ends < gaps.ends - gaps.starts
+    is_soon &= syncs.starts[after] >= gaps.ends
     at_once = waited <= _RETURNED_AT_ONCE * (gaps.ends - gaps.starts)
-    was_done: BoolArray = is_soon & at_once & (syncs.starts[after] >= gaps.ends)
-    return np.logical_or(was_waited, was_done)
+    return was_waited, is_soon & at_once, is_soon
 
 
-def _least_silence(evidence: Evidence, process: Process, phase: _Phase) -> tuple[int, int]:
+def _find_done(evidence: Evidence, calls: EventRows, gaps: Intervals) -> BoolArray:
+    """After which gaps an event, recorded after them, was done within their length: so was all work before them."""
+    records = calls.where(calls.codes == code_of(CudaOp.EVENT_RECORD))
+    queries = calls.where(calls.codes == code_of(CudaOp.EVENT_QUERY))
+    queries = queries.where(evidence.column("ret_code", queries) == 0)
+    recorded_ns = np.zeros(
+        len(queries), np.int64
+    )  # when the event that a query found done was recorded last
+    handles, asked = evidence.column("arg0", records), evidence.column("arg0", queries)
+    for handle in np.unique(asked).tolist():
+        times = records.starts[handles == handle]
+        mine = np.flatnonzero(asked == handle)
+        last = np.searchsorted(times, queries.starts[mine]) - 1
+        known = last >= 0
+        recorded_ns[mine[known]] = times[last[known]]
+    at = (
+        np.searchsorted(gaps.starts, recorded_ns, side="right") - 1
+    )  # the gap that each event was recorded after
+    is_after = (at >= 0) & (recorded_ns >= gaps.ends[at])
+    at, ends = at[is_after], queries.ends[is_after]
+    is_soon = ends - gaps.ends[at] < (gaps.ends - gaps.starts)[at]
+    is_done = np.zeros(len(gaps), bool)
+    is_done[at[is_soon]] = True
+    return is_done
+
+
+def _least_silence(
+    evidence: Evidence, process: Process, phase: _Phase, *, is_shown_after: bool
+) -> tuple[int, int]:
     """Silence that is certain although some calls have no row, and how many those are.
 
-    Each call without a row may have kept the GPU as busy as the calls with one did outside the phase.
+    Each call without a row may have kept the GPU as busy as the calls with one did outside the phase. But none was made
+    while every thread that makes calls was off its CPU and not inside one, and what was launched before that had been
+    done where what came after shows it.
     """
     first, last = process.active_ns
     count = evidence.counts.gpu_calls(process.node, process.pid, phase.span_ns)
@@ -250,15 +312,32 @@ def _least_silence(evidence: Evidence, process: Process, phase: _Phase) -> tuple
     hidden_ns = busy_ns / max(count.stored, 1) * count.unstored
     syncs = process.calls.of(OpKind.SYNC)
     waits = evidence.gap(process, find_codes((OpKind.SYNC,)))
-    if len(syncs) and not waits.unstored and waits.is_known:
+    begin_ns, end_ns = phase.span_ns
+    n_within = int(((syncs.ends > begin_ns) & (syncs.starts <= end_ns)).sum())
+    if n_within >= len(phase.gaps) / 2 and not waits.unstored and waits.is_known:
         # Every wait has a row, so a gap holds no whole batch: what was launched in it is waited for at its end.
         hidden_ns = min(hidden_ns, len(phase.gaps) * float(np.median(syncs.durations)))
+    if is_shown_after:
+        inside_ns = evidence.gap(process, find_codes(CALLS)).missing_ns
+        asleep_ns = _off_cpu_ns(process, phase.gaps) - inside_ns
+        hidden_ns = min(hidden_ns, phase.gaps.total_ns - asleep_ns)
     return max(round(phase.gaps.total_ns - hidden_ns), 0), count.unstored
 
 
+def _off_cpu_ns(process: Process, gaps: Intervals) -> int:
+    """How much of the gaps all threads that make calls towards the GPU spent off their CPUs together."""
+    on_cpu = NO_TIME
+    first, last = int(gaps.starts[0]), int(gaps.ends[-1])
+    for tid in np.unique(process.calls.tids).tolist():
+        on_cpu = on_cpu.union(process.thread(tid).of(OpKind.OFF_CPU).intervals.gaps(first, last))
+    return gaps.total_ns - gaps.within(on_cpu)
+
+
 def _feeding_thread(process: Process, gaps: Intervals) -> int:
-    """The thread whose calls end the gaps: it was expected to feed the GPU."""
-    calls = process.calls
+    """The thread that launches or copies first after most gaps: it was expected to feed the GPU."""
+    calls = process.calls.of(*_WORK)
+    if not len(calls):
+        calls = process.calls
     at = np.minimum(np.searchsorted(calls.starts, gaps.ends, side="left"), len(calls) - 1)
     tids, counts = np.unique(calls.tids[at], return_counts=True)
     return int(tids[counts.argmax()])
@@ -281,7 +360,7 @@ def _describe(
     ]
     if n_unseen:
         evidence.append(
-            f"{n_unseen} calls were counted without a row; at the busy rate they fill at most "
+            f"{n_unseen} calls were counted without a row; in these gaps they fill at most "
             f"{format_duration(phase.gaps.total_ns - silent_ns)}"
         )
     return Finding(
@@ -293,5 +372,9 @@ def _describe(
         tid=tid,
         n_cases=n_gaps,
         ruled_out=found.ruled_out(),
-        fix=_FIX.get(top, _FIX_OTHER) if phase.is_recurring else _FIX_RARE,
+        fix=_choose_fix(top) if phase.is_recurring else _FIX_RARE,
     )
+
+
+def _choose_fix(top: str) -> tuple[str, ...]:
+    return _FIX_LOADER if top.startswith(WORKER) else _FIX.get(top, _FIX_OTHER)

@@ -20,7 +20,13 @@ from ingero.model.arrays import FloatArray
 from ingero.model.events import NcclOp, Source
 from ingero.model.incidents import Cause
 from ingero.model.operations import BLOCKING_COPIES, OpKind
-from ingero.recording.causal.attribution import NO_REASON, SLEEPING, find_waits
+from ingero.recording.causal.attribution import (
+    NO_REASON,
+    OWN_THREAD,
+    SLEEPING,
+    WORKER,
+    find_waits,
+)
 from ingero.recording.causal.evidence import EventRows, Evidence, Process
 from ingero.recording.causal.finding import Finding, Needs, rule
 from ingero.recording.causal.intervals import NO_TIME, Intervals
@@ -238,7 +244,7 @@ def _share_out(evidence: Evidence, process: Process, change: Change) -> dict[str
     parts = {
         name: spans
         for name, spans in waits.by_reason.items()
-        if name not in {SLEEPING, NO_REASON} and not name.startswith("waiting for worker")
+        if name not in {SLEEPING, NO_REASON} and not name.startswith((WORKER, OWN_THREAD))
     }
     for code in np.unique(calls.codes).tolist():
         same = calls.where(calls.codes == code)
