@@ -55,3 +55,9 @@ def test_the_loader_that_every_step_waits_for_is_named(told):
     assert found.n_cases == pytest.approx(
         212 / 2, abs=4
     )  # two workers, whose batches come together
+
+
+def test_code_that_is_read_from_the_disk_at_its_first_use_is_a_cold_start_alone(told):
+    (found,) = told("static.db").incidents
+    assert (found.rule, found.severity) == ("lazy_load", "LOW")
+    assert found.lost_ns == pytest.approx(113e6, rel=0.01)

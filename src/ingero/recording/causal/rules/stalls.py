@@ -26,6 +26,7 @@ from ingero.recording.causal.attribution import (
 from ingero.recording.causal.evidence import EventRows, Evidence, Process
 from ingero.recording.causal.finding import Contrast, Finding, Needs, Rule
 from ingero.recording.causal.intervals import NO_TIME, Intervals
+from ingero.recording.causal.rules.first_use import one_time_calls
 from ingero.recording.causal.slow import find_slow
 from ingero.recording.causal.weights import Weighing, weigh
 from ingero.units import NS_PER_MS, NS_PER_S, format_duration, format_size
@@ -51,6 +52,9 @@ class _Stall:
     fix: tuple[str, ...]
     min_share: float = _MIN_EPISODE_SHARE
     kinds: tuple[OpKind, ...] = (OpKind.OFF_CPU,)
+    is_loading: bool = (
+        False  # what reading code from the disk looks like: inside first uses it is their cost
+    )
 
     def matches(self, name: str) -> bool:
         is_other_cgroup = name.startswith(OTHER_CGROUP)
@@ -108,6 +112,7 @@ _STALLS: Final = (
             "read larger blocks: fewer, longer requests",
         ),
         kinds=(OpKind.OFF_CPU, OpKind.READ),
+        is_loading=True,
     ),
     _Stall(
         "blocking_writes",
@@ -130,6 +135,7 @@ _STALLS: Final = (
             "add memory: pages are read back from disk",
         ),
         kinds=(OpKind.FAULT,),
+        is_loading=True,
     ),
     _Stall(
         "reclaim_stall",
@@ -190,6 +196,10 @@ def _judge(evidence: Evidence, process: Process, tid: int, stall: _Stall) -> lis
     spans = NO_TIME
     for name, found in waits.by_reason.items():
         spans = spans.union(found) if stall.matches(name) else spans
+    if stall.is_loading:
+        once = one_time_calls(evidence, process).by(tid).intervals
+        is_outside = once.covered_ns(spans.starts, spans.ends) < spans.ends - spans.starts
+        spans = Intervals(spans.starts[is_outside], spans.ends[is_outside])
     basis = process.thread(tid).of(stall.kinds[-1])
     weighing = weigh(evidence, process, basis, (spans, find_codes(stall.kinds)))
     episodes = _dense_episodes(spans, stall.min_share, weighing.factor)
