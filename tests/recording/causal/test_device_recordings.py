@@ -61,3 +61,9 @@ def test_code_that_is_read_from_the_disk_at_its_first_use_is_a_cold_start_alone(
     (found,) = told("static.db").incidents
     assert (found.rule, found.severity) == ("lazy_load", "LOW")
     assert found.lost_ns == pytest.approx(113e6, rel=0.01)
+
+
+@pytest.mark.parametrize("name", ["train.db", "jax.db"])
+def test_modules_that_a_runtime_loads_are_not_called_explicitly_loaded(name, told):
+    (found,) = of_rules(told(name), "lazy_load")
+    assert found.causes[0].name == "module loading"

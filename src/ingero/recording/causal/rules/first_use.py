@@ -119,7 +119,7 @@ def _name(rows: EventRows) -> str:
     if rows.kinds[0] == OpKind.LAUNCH:
         return "lazy module loading at first launch"
     if rows.kinds[0] == OpKind.MODULE:
-        return "explicit module loading"
+        return "module loading"
     return f"first use: set-up inside the first {rows.op}"
 
 
