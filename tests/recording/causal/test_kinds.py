@@ -253,3 +253,30 @@ def test_merged_cluster_names_the_culprit_wherever_it_sorts(culprit, tmp_path):
     merge_recordings(parts, tmp_path / "all.db")
     (incident,) = explain(load_recording(tmp_path / "all.db")).incidents
     assert (incident.node, incident.rule) == (culprit, "blocking_io")
+
+
+def wait_woken_by_a_thread_of_its_own(*, is_queued):
+    """Steps whose thread sleeps until a thread of CUDA's wakes it, which in later steps wants a CPU for 8 ms first."""
+    built = RecordingBuilder().name(PID, "train")
+    at = MS
+    for i in range(120):
+        for k in range(10):
+            at = built.call(LAUNCH, at, 8000, PID, arg0=FUNCTION + k * 64) + 5000
+        queued_ns = 8 * MS if is_queued and i >= 40 else 0
+        gpu_ns = 2 * MS if is_queued or i < 40 else 10 * MS
+        asleep_ns = gpu_ns + queued_ns
+        built.call(SYNC, at, asleep_ns + MS // 10, PID)
+        built.off_cpu(at, asleep_ns, PID + 2, OffCpuReason.SLEEP, pid=PID, wait_ns=queued_ns + 2000)
+        built.off_cpu(
+            at, asleep_ns + MS // 20, PID, OffCpuReason.SLEEP, other_pid=PID, wait_ns=3000
+        )
+        at += asleep_ns + MS // 5
+    return built
+
+
+def test_a_wait_for_the_gpu_lasts_until_cudas_own_thread_gets_a_cpu():
+    """Seen on an H200: three compilers on the CPU of a loop that sleeps for its GPU were not found."""
+    assert told(wait_woken_by_a_thread_of_its_own(is_queued=True)) == [
+        ("runnable_wait", "waiting for a free CPU")
+    ]
+    assert "runnable_wait" not in dict(told(wait_woken_by_a_thread_of_its_own(is_queued=False)))

@@ -60,9 +60,7 @@ def find_waits(evidence: Evidence, process: Process, tid: int) -> Waits:
     rows = process.thread(tid)
     off = rows.of(OpKind.OFF_CPU)
     reasons = evidence.column("reason", off)
-    waits = evidence.column("wait_ns", off)
     is_preempted = reasons == OffCpuReason.PREEMPTED
-    queued = off.where(~is_preempted & (waits >= _WAKE_UP_NS))
     reads = rows.of(OpKind.READ).intervals
     writes = rows.of(OpKind.WRITE).intervals
     left = off.where(~is_preempted).intervals
@@ -70,8 +68,9 @@ def find_waits(evidence: Evidence, process: Process, tid: int) -> Waits:
     found["out of CPU quota (cgroup)"] = off.where(
         reasons == OffCpuReason.THROTTLED
     ).intervals.union(rows.of(OpKind.QUOTA).intervals)
-    found["waiting for a free CPU"] = Intervals.of(
-        queued.ends - evidence.column("wait_ns", queued), queued.ends
+    sleeps = off.where(reasons == OffCpuReason.SLEEP)
+    found["waiting for a free CPU"] = _queued(evidence, off).union(
+        _queued_helpers(evidence, process, sleeps)
     )
     found["blocked on disk reads"] = _intersection(reads, left)
     found["blocked on disk writes"] = _intersection(writes, left)
@@ -81,10 +80,30 @@ def find_waits(evidence: Evidence, process: Process, tid: int) -> Waits:
     network = network.where(evidence.column("arg1", network) >= _TRANSFER_BYTES)
     found["waiting on the network"] = _intersection(network.intervals, left)
     found["blocked on I/O"] = off.where(reasons == OffCpuReason.BLOCKED_IO).intervals
-    found |= dict(_workers(evidence, process, off.where(reasons == OffCpuReason.SLEEP)))
-    found[SLEEPING] = off.where(reasons == OffCpuReason.SLEEP).intervals
+    found |= dict(_workers(evidence, process, sleeps))
+    found[SLEEPING] = sleeps.intervals
     found[NO_REASON] = off.where(reasons == OffCpuReason.UNKNOWN).intervals
     return Waits(found, bool(len(off)))
+
+
+def _queued(evidence: Evidence, off: EventRows) -> Intervals:
+    """Time that a thread was ready, and no CPU was free for it, after it had left its own by itself."""
+    waits = evidence.column("wait_ns", off)
+    is_preempted = evidence.column("reason", off) == OffCpuReason.PREEMPTED
+    queued = off.where(~is_preempted & (waits >= _WAKE_UP_NS))
+    return Intervals.of(queued.ends - evidence.column("wait_ns", queued), queued.ends)
+
+
+def _queued_helpers(evidence: Evidence, process: Process, sleeps: EventRows) -> Intervals:
+    """Sleep during which the thread of its own process that ended it was ready, and no CPU was free for that one.
+
+    CUDA wakes a thread that waits for a GPU by one of its own threads.
+    """
+    own = sleeps.where(evidence.column("other_pid", sleeps) == process.pid)
+    found = NO_TIME
+    for helper, mine in _iter_helpers(evidence, process, own) if len(own) else ():
+        found = found.union(_intersection(mine.intervals, _queued(evidence, helper)))
+    return found
 
 
 def _preemptors(
@@ -139,7 +158,8 @@ def _workers(
         by_name[name] = by_name.get(name, NO_TIME).union(spans)
     own = sleeps.where(wakers == process.pid)
     for helper, mine in _iter_helpers(evidence, process, own) if len(family) and len(own) else ():
-        for name, spans in _by_child(evidence, process, helper, family):
+        asleep = helper.where(evidence.column("reason", helper) == OffCpuReason.SLEEP)
+        for name, spans in _by_child(evidence, process, asleep, family):
             by_name[name] = by_name.get(name, NO_TIME).union(_intersection(mine.intervals, spans))
     found = [(f"{WORKER}{name}", spans) for name, spans in sorted(by_name.items()) if len(spans)]
     return [*found, (OWN_THREAD, own.intervals)] if len(own) else found
@@ -159,7 +179,7 @@ def _by_child(
 def _iter_helpers(
     evidence: Evidence, process: Process, woken: EventRows
 ) -> Iterator[tuple[EventRows, EventRows]]:
-    """Sleeps of each other thread of the process, and those of ours that it ended.
+    """Time off the CPU of each other thread of the process, and those sleeps of ours that it ended.
 
     Rows say which process woke a thread, not which of its threads: that one was on a CPU, and of those the one that got
     there last is taken.
@@ -173,9 +193,7 @@ def _iter_helpers(
         return
     chosen = np.where(since.max(axis=0) > 0, since.argmax(axis=0), -1)
     for i in np.unique(chosen[chosen >= 0]).tolist():
-        rows = others[i]
-        sleeps = rows.where(evidence.column("reason", rows) == OffCpuReason.SLEEP)
-        yield sleeps, woken.where(chosen == i)
+        yield others[i], woken.where(chosen == i)
 
 
 def _on_cpu_since(off: EventRows, moments: Times) -> Times:
