@@ -154,10 +154,10 @@ def test_what_cannot_be_read_is_said_on_one_line(tmp_path, capsys):
 
 
 def test_workers_without_replicas_and_stages_are_named_by_rank_and_node_and_steps_are_whole():
-    path = str(RECORDED / "ddp.uneven-2-2x.slices.parquet")
+    path = str(RECORDED / "ddp.uneven-2-2x.first.parquet")
     said = CliRunner().invoke(cli, ["replay", path, "--offline"]).output
     assert "culprit: rank 2 on host-2: own time 1.99× that of its 3 peers" in said
     assert "None" not in said
-    assert 310 < int(re.search(r"slices: (\d+) steps, 4 workers", said)[1]) < 330
+    assert 310 < int(re.search(r"first: (\d+) steps, 4 workers", said)[1]) < 330
     result = json.loads(CliRunner().invoke(cli, ["replay", path, "--offline", "--json"]).output)
     assert result["culprits"] == [{"rank": 2, "node": "host-2"}]

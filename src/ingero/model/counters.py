@@ -181,8 +181,8 @@ class WorkRates:
     device_ns: float | None = None
 
 
-class OpenCall(NamedTuple):
-    """A call that a thread has not returned from.
+class CudaWait(NamedTuple):
+    """A call of CUDA that a thread has not returned from.
 
     Attributes:
         op: Its operation, as in a recording.

@@ -3,6 +3,7 @@
 import os
 import signal
 import subprocess
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,6 +17,8 @@ from ingero.agent.health.spill import Spill, SpillSettings
 from ingero.agent.health.transport import PushReply
 from ingero.agent.metrics.exporting import PrometheusPage
 from ingero.agent.metrics.health import iter_collective_series
+from ingero.job_traces.operations import read_labels
+from ingero.job_traces.readers import read_trace
 from ingero.model.collectives import COLLECTIVE_OP, UNKNOWN_NS, ClockKind
 from ingero.model.events import CudaOp, NcclOp, Source
 from ingero.model.progress import Ending
@@ -608,3 +611,19 @@ def test_usual_is_not_said_to_move_by_jitter():
     usual = UsualTimes()
     moves = [usual.add(part) for part in np.split(ops, 100)]
     assert not any(moves)
+
+
+@pytest.mark.parametrize("rank", [0, 2])
+def test_the_first_bucket_of_a_step_moves_what_is_usual_on_a_gpu(rank):
+    """Rank 2 gets twice the work, and rank 0 waits for it, in one of four operations; the three others stay as they are."""
+    path = Path(__file__).parents[2] / "data" / "gpu_jobs" / "ddp.uneven-2-2x.first.parquet"
+    onset_ns = read_labels(path)["onset_s"] * NS_PER_S
+    runs = [run for of in read_trace(path).runs for run in of if run.rank.rank == rank]
+    ops = max(runs, key=lambda run: len(run.ops)).ops
+    usual = UsualTimes()
+    rounds = np.flatnonzero(np.diff(ops["entry_ns"] // (NS_PER_S // 5))) + 1
+    moved_ns = [int(part["entry_ns"][0]) for part in np.split(ops, rounds) if usual.add(part)]
+    steady = [at for at in moved_ns if 15 * NS_PER_S < at < onset_ns]
+    assert steady == []
+    # The program's host runs ahead of its GPU by a second or so: the fault begins later than it was asked for.
+    assert min(at for at in moved_ns if at > onset_ns) - onset_ns < 3 * NS_PER_S

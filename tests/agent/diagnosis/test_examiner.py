@@ -21,8 +21,8 @@ from ingero.model.collectives import COLLECTIVE_OP, Rank
 from ingero.model.counters import (
     OFF_SPAN,
     CodeLines,
+    CudaWait,
     OffCpuTimes,
-    OpenCall,
     ProcessCounters,
     TaskTimes,
     Traffic,
@@ -216,7 +216,7 @@ def test_a_rank_that_others_wait_for_in_a_call_of_cuda_waits_for_its_gpu(monkeyp
         node.seen = CodeLines(100, {"train.py:5 sync": 100}, states={"R": 100})
         now_ns = node.clock.mono_ns()
         since_ns = now_ns - 9 * NS_PER_S if began_before else now_ns + 1
-        node.history.note_open_calls({PID: OpenCall("cudaDeviceSync", since_ns)})
+        node.history.note_open_calls({PID: CudaWait("cudaDeviceSync", since_ns)})
         node.answer(DiagnosisRequest("44" * 8, 2, "", 0.0, 0, Subject.HANG))
         (diagnosis,) = node.transport.sent
         assert [one.kind for one in diagnosis.causes] == [cause]

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from ingero.model.counters import (
     CodeLines,
+    CudaWait,
     OffCpuTimes,
-    OpenCall,
     ProcessCounters,
     Quota,
     QuotaMember,
@@ -411,7 +411,7 @@ def test_a_rank_that_others_wait_for_is_told_with_its_line():
 
 @pytest.mark.parametrize("state", ["R", "S"])
 def test_a_rank_that_others_wait_for_and_that_waits_for_its_gpu_does_not_compute(state):
-    waiting = describe_wait(OpenCall("cudaStreamSync", 3 * NS_PER_S), 15 * NS_PER_S)
+    waiting = describe_wait(CudaWait("cudaStreamSync", 3 * NS_PER_S), 15 * NS_PER_S)
     found = find_hang_causes(replace(LINES, states={state: 100}), 2 * NS_PER_S, waiting)
     (cause,) = found.causes
     assert (cause.kind, cause.name, cause.share) == ("gpu-computing", "waiting for its GPU", 1.0)

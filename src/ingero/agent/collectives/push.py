@@ -22,6 +22,7 @@ from ingero.agent.collectives.run_queue import PushCounts, RunQueue
 from ingero.agent.health.collective_counts import CollectiveCounts
 from ingero.agent.health.push_body import NodeIdentity
 from ingero.agent.health.spill import SpillCounts
+from ingero.detect.usual_work import UsualWork
 from ingero.model.arrays import Records
 from ingero.model.collectives import CollectiveOp, CollectiveRun, Rank, Worker
 from ingero.model.progress import Ending, RankProgress
@@ -66,20 +67,27 @@ class PushPace:
 class UsualTimes:
     """What a rank's operations on one communicator usually take, and whether the newest differ.
 
+    Operations that are entered with next to no work before them are left out: where a step's first bucket of four holds
+    all that it waits for, the other three would hide it.
+
     Attributes:
         own_ns: Usual own time.
         inside_ns: Usual time inside.
         n_ops: Operations learned from.
+        recent: Own time and time inside of the last of these.
+        work: How much work there usually is before one.
     """
 
     own_ns: float = 0.0
     inside_ns: float = 0.0
     n_ops: int = 0
     recent: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=RECENT_OPS))
+    work: UsualWork = field(default_factory=UsualWork)
 
     def add(self, ops: Records) -> bool:
         """Take operations whose times are known; True when the newest moved against what was usual before them."""
         ops = ops[(ops["own_ns"] >= 0) & (ops["inside_ns"] >= 0)]
+        ops = ops[ops["own_ns"] >= self.work.find_least(ops["own_ns"].astype(np.float64))]
         if not len(ops):
             return False
         newest = ops[-RECENT_OPS:]

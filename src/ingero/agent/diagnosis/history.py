@@ -16,7 +16,7 @@ import numpy as np
 from ingero.agent.diagnosis.counters import CounterFiles
 from ingero.model.arrays import Records
 from ingero.model.collectives import Rank
-from ingero.model.counters import OpenCall, ProcessCounters, Work
+from ingero.model.counters import CudaWait, ProcessCounters, Work
 from ingero.recording.causal.work_rates import find_wanted_ns
 from ingero.units import NS_PER_MS
 
@@ -63,7 +63,7 @@ class CounterHistory:
         self._files = files or CounterFiles()
         self._lock = threading.Lock()
         self._followed: dict[int, _Followed] = {}
-        self._open_calls: Mapping[int, OpenCall] = {}
+        self._open_calls: Mapping[int, CudaWait] = {}
         self._read_ns = 0
 
     def add_ops(self, pid: int, rank: Rank, ops: Records) -> None:
@@ -85,11 +85,11 @@ class CounterHistory:
                 so_far_ns = one.calls[-1][1] if one.calls else 0.0
                 one.calls.append((mono_ns, so_far_ns + took_ns.get(pid, 0.0)))
 
-    def note_open_calls(self, calls: Mapping[int, OpenCall]) -> None:
+    def note_open_calls(self, calls: Mapping[int, CudaWait]) -> None:
         """The call of CUDA that the first thread of each process is in now, by pid."""
         self._open_calls = calls
 
-    def find_open_call(self, pid: int, since_ns: int) -> OpenCall | None:
+    def find_open_call(self, pid: int, since_ns: int) -> CudaWait | None:
         """The call of CUDA that a process's first thread entered before a moment and is still in, at the last look."""
         call = self._open_calls.get(pid)
         return call if call is not None and call.since_ns <= since_ns else None

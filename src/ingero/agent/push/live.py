@@ -42,7 +42,7 @@ from ingero.agent.metrics.machine import Processors
 from ingero.agent.push.rounds import PushRounds
 from ingero.config.environment import ring_parent
 from ingero.model.arrays import FloatArray, Records
-from ingero.model.counters import OpenCall
+from ingero.model.counters import CudaWait
 from ingero.model.events import Events, Source, op_name
 from ingero.model.operations import GPU_SOURCES, OpKind, find_kinds
 from ingero.model.progress import Ending
@@ -146,13 +146,13 @@ def _find_cuda_ns(totals: Totals) -> dict[int, float]:
     return dict(zip(pids.tolist(), spent.tolist(), strict=True))
 
 
-def _find_waits(in_flight: Records) -> dict[int, OpenCall]:
+def _find_waits(in_flight: Records) -> dict[int, CudaWait]:
     """The call of CUDA that the first thread of each process is in."""
     frames = in_flight["frame"]
     is_first = (in_flight["tid"] == in_flight["pid"]) & (in_flight["depth"] == 0)
     rows = np.flatnonzero(is_first & np.isin(frames["source"], _CUDA_SOURCES))
     return {
-        int(in_flight["pid"][row]): OpenCall(
+        int(in_flight["pid"][row]): CudaWait(
             op_name(int(frames["source"][row]), int(frames["op"][row])),
             int(frames["entry_ns"][row]),
         )

@@ -23,8 +23,8 @@ from ingero.model.counters import (
     RUNNING,
     STOPPED,
     CodeLines,
+    CudaWait,
     OffCpuTimes,
-    OpenCall,
     QuotaMember,
     Work,
     WorkRates,
@@ -97,7 +97,7 @@ def can_be_compared(before: WorkRates, after: Work, excess_share: float) -> bool
     return before.own_ns <= now_ns * (1.0 - excess_share / 2)
 
 
-def describe_wait(call: OpenCall, now_ns: int) -> str:
+def describe_wait(call: CudaWait, now_ns: int) -> str:
     """A call of CUDA that does not return, for a person."""
     return f"in {call.op} for {format_duration(now_ns - call.since_ns)}"
 
