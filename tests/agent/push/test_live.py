@@ -7,15 +7,17 @@ import pytest
 
 from ingero.agent.capture.discover.identity import ProcessIdentity
 from ingero.agent.capture.kernel.abi import ProcessEvent, get_dtype
+from ingero.agent.capture.totals import Totals
 from ingero.agent.health.loop_settings import LoopSettings
 from ingero.agent.health.push_body import NodeIdentity
 from ingero.agent.health.service import AgentSettings
 from ingero.agent.health.transport import TransportSettings
 from ingero.agent.metrics.exporting import PrometheusPage
 from ingero.agent.metrics.health import HealthSeries, iter_collective_series
-from ingero.agent.push.live import LiveCallbacks, open_live
+from ingero.agent.push.live import CounterSource, LiveCallbacks, LiveObserver, open_live
 from ingero.cli.commands.fleet_push import _printer
-from ingero.model.events import NcclOp
+from ingero.model.counters import CudaWait
+from ingero.model.events import CudaOp, DriverOp, NcclOp, Source
 from ingero.otlp.client.endpoint import parse_endpoint
 from ingero.telemetry.clock import SystemClock
 from ingero.testing.waiting import wait_until
@@ -177,3 +179,61 @@ def test_the_workload_is_another_job_only_when_no_process_of_it_lives(settings, 
         assert observer.workload == "b", "the job may go on in other processes"
         observer.on_process(ProcessIdentity(pid=40, job="c"))
         assert observer.workload == "c"
+
+
+class Noting:
+    """Keeps what a history is given."""
+
+    def add_calls(self, mono_ns, took_ns):
+        self.calls = mono_ns, took_ns
+
+    def note_open_calls(self, calls):
+        self.open_calls = calls
+
+
+class Ignoring:
+    def note_in_flight(self, frames):
+        pass
+
+
+def count(pid, source, op, seen, nested, total_ms):
+    key, change = np.zeros(1, get_dtype("count_key")), np.zeros(1, get_dtype("count"))
+    key["pid"], key["source"], key["op"] = pid, source, op
+    change["seen"], change["nested"], change["total_ns"] = seen, nested, total_ms * NS_PER_MS
+    return key, change
+
+
+def build_totals(counts, frames):
+    keys, changes = (np.concatenate(parts) for parts in zip(*counts, strict=True))
+    layout = [("tid", "<u4"), ("pid", "<u4"), ("depth", "<u4"), ("frame", get_dtype("frame"))]
+    in_flight = np.zeros(len(frames), layout)
+    for row, (tid, pid, depth, source, op, entry_ns) in zip(in_flight, frames, strict=True):
+        row["tid"], row["pid"], row["depth"] = tid, pid, depth
+        row["frame"]["source"], row["frame"]["op"], row["frame"]["entry_ns"] = source, op, entry_ns
+    return Totals(
+        mono_ns=7 * NS_PER_S, wall_ns=0, elapsed_ns=NS_PER_S, keys=keys, counts=changes,
+        changes=changes, losses={}, in_flight=in_flight, keep_one_in=1,
+    )  # fmt: skip
+
+
+def test_time_in_calls_of_cuda_counts_once_and_the_call_of_the_first_thread_is_known():
+    observer = LiveObserver(CounterSource(), Ignoring(), Noting())
+    counts = [
+        count(42, Source.CUDA, CudaOp.STREAM_SYNC, 10, 0, 400),
+        count(42, Source.DRIVER, DriverOp.CTX_SYNC, 10, 10, 390),  # inside of those
+        count(42, Source.DRIVER, DriverOp.LAUNCH_KERNEL, 4, 1, 8),  # one of four inside of another
+        count(42, Source.NCCL, NcclOp.ALL_REDUCE, 5, 0, 50),
+        count(43, Source.CUDA_GRAPH, 1, 1, 0, 3),
+        count(44, Source.HOST, 1, 9, 0, 900),
+    ]
+    frames = [
+        (42, 42, 0, Source.CUDA, CudaOp.STREAM_SYNC, 5 * NS_PER_S),
+        (42, 42, 1, Source.DRIVER, DriverOp.CTX_SYNC, 6 * NS_PER_S),
+        (99, 42, 0, Source.CUDA, CudaOp.MALLOC, NS_PER_S),
+        (43, 43, 0, Source.NCCL, NcclOp.ALL_REDUCE, NS_PER_S),
+    ]
+    observer.on_totals(build_totals(counts, frames))
+    mono_ns, took_ns = observer.history.calls
+    assert mono_ns == 7 * NS_PER_S
+    assert took_ns == {42: pytest.approx(406 * NS_PER_MS), 43: pytest.approx(3 * NS_PER_MS)}
+    assert observer.history.open_calls == {42: CudaWait("cudaStreamSync", 5 * NS_PER_S)}
