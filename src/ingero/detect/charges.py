@@ -1,27 +1,79 @@
 """To whom a worker's waiting is charged.
 
-In a synchronous job what one worker takes beyond its peers is what the others wait, so a culprit's excess
-own time since its onset bounds what it can have cost the others: each worker's wait is charged up to the greatest
-excess among the culprits of its job, shared in proportion to their excesses (culprits beside each other delay the job
-by the greatest, not by the sum). What exceeds that bound, such as a pipeline's own bubbles, stays unattributed.
+In a synchronous job what one worker takes beyond its peers is what the others wait, so a culprit's excess own time
+bounds what it can have cost the others. Slowdowns beside each other delay the job by the greatest, not by the sum, and
+share that in proportion to their excesses; those after each other delay it by the sum. Each worker's wait is charged to
+them in the order in which they were, so that a later one takes nothing back from an earlier one. What exceeds the
+bound, such as a pipeline's own bubbles, stays unattributed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final, NamedTuple
 
 
-def charge_wait(wait_ns: int, worker: int, judged: Mapping[int, int]) -> dict[int, int]:
-    """Whom a worker's wait is charged to, worker → nanoseconds; ``judged`` has the excess of each who may be."""
-    excess = {other: amount for other, amount in judged.items() if other != worker}
-    if not excess:
-        return {}
-    to_share = min(wait_ns, max(excess.values()))
+class SlowSpan(NamedTuple):
+    """A time in which a worker was slow.
+
+    Attributes:
+        start_ns: Since when.
+        end_ns: Until when; infinite while it lasts.
+        excess_ns: What it took beyond its peers in it.
+    """
+
+    start_ns: float
+    end_ns: float
+    excess_ns: int
+
+
+ALWAYS: Final = (-math.inf, math.inf)
+"""Start and end of what has no dates."""
+
+
+def charge_wait(
+    wait_ns: int, worker: int, judged: Mapping[int, Sequence[SlowSpan]]
+) -> dict[int, int]:
+    """Whom a worker's wait is charged to, worker → nanoseconds.
+
+    Args:
+        wait_ns: What it waited.
+        worker: Who.
+        judged: When each who may be charged was slow, by worker.
+    """
+    charged: dict[int, int] = {}
+    left_ns = wait_ns
+    for excess in _find_together((w, one) for w, of in judged.items() if w != worker for one in of):
+        to_share = min(left_ns, max(excess.values()))
+        left_ns -= to_share
+        for other, share in _share(to_share, excess).items():
+            charged[other] = charged.get(other, 0) + share
+    return {other: share for other, share in charged.items() if share > 0}
+
+
+def _find_together(spans: Iterable[tuple[int, SlowSpan]]) -> list[dict[int, int]]:
+    """Excesses by worker of those that were slow beside each other, directly or through others; earliest first."""
+    together: list[dict[int, int]] = []
+    until_ns = -math.inf
+    for worker, span in sorted(spans, key=lambda one: (one[1].start_ns, one[0])):
+        if span.excess_ns <= 0:
+            continue
+        if not together or span.start_ns > until_ns:
+            together.append({})
+        until_ns = max(until_ns, span.end_ns)
+        excess = together[-1]
+        excess[worker] = excess.get(worker, 0) + span.excess_ns
+    return together
+
+
+def _share(amount: int, excess: Mapping[int, int]) -> dict[int, int]:
+    """An amount in proportion to excesses; what does not divide goes to the greatest."""
     total = sum(excess.values())
-    shares = {other: to_share * amount // total for other, amount in excess.items()}
+    shares = {other: amount * part // total for other, part in excess.items()}
     greatest = max(excess, key=lambda other: (excess[other], -other))
-    shares[greatest] += to_share - sum(shares.values())
-    return {other: share for other, share in shares.items() if share > 0}
+    shares[greatest] += amount - sum(shares.values())
+    return shares
 
 
 def invert_charges(charges: Mapping[int, Mapping[int, int]]) -> dict[int, dict[int, int]]:

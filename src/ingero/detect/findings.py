@@ -9,6 +9,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
+from ingero.detect.charges import ALWAYS, SlowSpan
 from ingero.detect.episodes import AlarmEpisode
 from ingero.detect.evidence import MemberReading, WorkerEvidence
 from ingero.detect.facts import Facts
@@ -40,6 +41,7 @@ class WorkerFinding:
         slowdown: Against the median peer; None when it was not compared.
         excess_ns: What it took beyond its peers.
         own_ns: Own time in that.
+        spans: The times in which it took that, whose excesses add up to it.
     """
 
     kind: VerdictKind
@@ -48,6 +50,7 @@ class WorkerFinding:
     slowdown: Slowdown | None = None
     excess_ns: int = 0
     own_ns: int = 0
+    spans: tuple[SlowSpan, ...] = ()
 
 
 class _Sum(NamedTuple):
@@ -57,6 +60,7 @@ class _Sum(NamedTuple):
     own_ns: int = 0
     n_slowdowns: int = 0
     until_ns: float = -math.inf
+    spans: tuple[SlowSpan, ...] = ()
 
 
 def judge_alone(
@@ -110,13 +114,16 @@ def _add_up(named: WorkerFinding, weighed: Sequence[WorkerFinding]) -> WorkerFin
                 before.own_ns + found.own_ns,
                 before.n_slowdowns + 1,
                 _cleared_ns(episode),
+                (*before.spans, *found.spans),
             )
         )
     most = max(sums)
     reason = named.reason
     if most.n_slowdowns > 1:
         reason += f"; {format_duration(most.excess_ns)} with its other slowdowns"
-    return replace(named, reason=reason, excess_ns=most.excess_ns, own_ns=most.own_ns)
+    return replace(
+        named, reason=reason, excess_ns=most.excess_ns, own_ns=most.own_ns, spans=most.spans
+    )
 
 
 def _cleared_ns(episode: AlarmEpisode) -> float:
@@ -206,6 +213,7 @@ def _weigh(facts: Facts, worker: int, episode: AlarmEpisode) -> WorkerFinding | 
         slowdown,
         max(excess_ns, 0),
         own_ns,
+        (SlowSpan(episode.onset.entry_ns, _cleared_ns(episode), max(excess_ns, 0)),),
     )
 
 
@@ -255,5 +263,6 @@ def judge_links(facts: Facts, worker: int) -> WorkerFinding | None:
                 f"those of its peers' links, {format_duration(excess_ns)} in all; own work is ordinary",
                 slowdown=Slowdown(typical / usual, typical / usual, typical / usual),
                 excess_ns=excess_ns,
+                spans=(SlowSpan(*ALWAYS, excess_ns),),
             )
     return None

@@ -9,7 +9,7 @@ from typing import Final
 
 import numpy as np
 
-from ingero.detect.charges import charge_wait, invert_charges
+from ingero.detect.charges import SlowSpan, charge_wait, invert_charges
 from ingero.detect.episodes import AlarmEpisode
 from ingero.detect.evidence import MemberReading, WorkerEvidence
 from ingero.detect.facts import Facts
@@ -82,7 +82,7 @@ def _judge_job(
         if findings[worker].kind is VerdictKind.ORDINARY:
             findings[worker] = judge_links(facts, worker) or findings[worker]
     excess = {
-        worker: found.excess_ns
+        worker: found.spans
         for worker, found in findings.items()
         if found.kind in _JUDGED and found.excess_ns > 0
     }
@@ -103,7 +103,7 @@ def _judge_job(
     )
 
 
-def _charge(facts: Facts, worker: int, excess: Mapping[int, int]) -> dict[int, int]:
+def _charge(facts: Facts, worker: int, excess: Mapping[int, Sequence[SlowSpan]]) -> dict[int, int]:
     """To whom a worker's waiting is charged: of those with an excess, to whom it can have met."""
     here = facts.workers[worker]
     others = (w for w in excess if facts.met(here.seen_ns, facts.workers[w].seen_ns))

@@ -1,0 +1,86 @@
+"""To whom waiting is charged."""
+
+import math
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ingero.detect.charges import ALWAYS, SlowSpan, charge_wait, invert_charges
+
+OPEN = math.inf
+
+
+def test_slowdowns_beside_each_other_share_the_greatest_excess():
+    judged = {1: [SlowSpan(10, OPEN, 60)], 2: [SlowSpan(20, 40, 30)], 3: [SlowSpan(35, 90, 10)]}
+    assert charge_wait(1000, 0, judged) == {1: 36, 2: 18, 3: 6}
+    assert charge_wait(10, 0, judged) == {1: 6, 2: 3, 3: 1}
+    assert charge_wait(1000, 1, judged) == {2: 23, 3: 7}
+
+
+def test_slowdowns_after_each_other_are_charged_with_all_that_each_took():
+    earlier = {1: [SlowSpan(0, 100, 60)]}
+    later = {**earlier, 2: [SlowSpan(101, OPEN, 30)]}
+    assert charge_wait(60, 0, earlier) == {1: 60}
+    assert charge_wait(90, 0, later) == {1: 60, 2: 30}
+    assert charge_wait(200, 0, later) == {1: 60, 2: 30}
+
+
+def test_a_later_slowdown_takes_nothing_back():
+    earlier = {1: [SlowSpan(0, 100, 60)]}
+    later = {**earlier, 2: [SlowSpan(101, OPEN, 3000)]}
+    assert charge_wait(70, 0, later) == {1: 60, 2: 10}
+    assert charge_wait(50, 0, later) == {1: 50}
+
+
+def test_one_workers_slowdowns_count_each_beside_whom_they_were():
+    judged = {
+        1: [SlowSpan(0, 10, 40), SlowSpan(50, 60, 20)],
+        2: [SlowSpan(55, 70, 20)],
+        3: [SlowSpan(80, 90, 0)],
+    }
+    assert charge_wait(1000, 0, judged) == {1: 50, 2: 10}
+
+
+def test_what_has_no_dates_was_beside_all():
+    judged = {1: [SlowSpan(0, 10, 40)], 2: [SlowSpan(*ALWAYS, 40)], 3: [SlowSpan(50, OPEN, 20)]}
+    assert charge_wait(1000, 0, judged) == {1: 16, 2: 16, 3: 8}
+
+
+def test_nobody_is_charged_with_its_own_wait_or_without_a_culprit():
+    assert charge_wait(1000, 0, {}) == {}
+    assert charge_wait(1000, 0, {0: [SlowSpan(0, OPEN, 5)]}) == {}
+
+
+SPANS = st.builds(
+    lambda start, length, excess: SlowSpan(start, start + length, excess),
+    st.integers(0, 1000),
+    st.integers(0, 300),
+    st.integers(0, 10**12),
+)
+
+
+@given(
+    st.integers(0, 10**12),
+    st.dictionaries(st.integers(0, 5), st.lists(SPANS, max_size=4), max_size=6),
+)
+def test_what_is_charged_is_at_most_the_wait_and_at_most_what_each_took(wait_ns, judged):
+    charged = charge_wait(wait_ns, 0, judged)
+    assert sum(charged.values()) <= wait_ns
+    for other, amount in charged.items():
+        assert other != 0
+        assert 0 < amount <= sum(one.excess_ns for one in judged[other])
+    assert invert_charges({0: charged}) == {other: {0: a} for other, a in charged.items()}
+
+
+@given(
+    st.integers(0, 10**6),
+    st.integers(0, 10**6),
+    st.dictionaries(st.integers(1, 5), st.lists(SPANS, max_size=4), max_size=5),
+    st.integers(1, 10**6),
+)
+def test_a_slowdown_that_begins_after_all_others_leaves_their_charges_as_they_are(
+    wait_ns, more_ns, judged, excess_ns
+):
+    before = charge_wait(wait_ns, 0, judged)
+    after = charge_wait(wait_ns + more_ns, 0, {**judged, 6: [SlowSpan(5000, OPEN, excess_ns)]})
+    assert all(after.get(other, 0) >= amount for other, amount in before.items())
