@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import threading
-import traceback
 from collections.abc import Callable
 from typing import Final
 
 from ingero.agent.collectives.push import CollectivePusher
 from ingero.agent.diagnosis.history import CounterHistory
+from ingero.faults import FaultPlace, find_place
 from ingero.telemetry.clock import Clock
 
 PUSH_CHECK_S: Final = 0.2
@@ -42,7 +42,7 @@ class PushRounds:
         self._history = history
         self._clock = clock
         self._notify = notify
-        self._noted: set[tuple[str, str, int | None]] = set()
+        self._noted: set[FaultPlace] = set()
 
     def run(self, stop: threading.Event) -> None:
         """Body of the thread."""
@@ -59,9 +59,7 @@ class PushRounds:
             action()
         except Exception as error:  # noqa: BLE001 - what one process wrote must not end the pushes of all others
             self.n_faults += 1
-            raised = traceback.extract_tb(error.__traceback__)[-1]
-            place = type(error).__name__, raised.filename, raised.lineno
+            place = find_place(error)
             if place not in self._noted and len(self._noted) < _MAX_NOTED:
                 self._noted.add(place)
-                where = f"{raised.filename}:{raised.lineno}"
-                self._notify(f"a round of pushing failed, the next one runs: {error!r} in {where}")
+                self._notify(f"a round of pushing failed, the next one runs: {error!r} in {place}")

@@ -17,13 +17,13 @@ import asyncio
 import logging
 import random
 import threading
-import traceback
 from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Final
 
 from ingero.errors import DeliveryError, PermanentError, RetryableError
+from ingero.faults import find_place
 from ingero.fleet.component import (
     ComponentId,
     Host,
@@ -346,8 +346,6 @@ class Sender:
 
 def _describe_defect(error: Exception) -> PermanentError:
     """An error that nothing expects, by its type and place: what it says may quote a header."""
-    last = traceback.extract_tb(error.__traceback__)[-1]
-    place = f"{Path(last.filename).name}:{last.lineno}"
-    return PermanentError(
-        f"the batch could not be sent: unexpected {type(error).__name__} at {place}"
-    )
+    place = find_place(error)
+    where = f"{Path(place.file).name}:{place.line}"
+    return PermanentError(f"the batch could not be sent: unexpected {place.type} at {where}")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import traceback
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -12,6 +11,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Final
 
+from ingero.faults import FaultPlace, find_place
 from ingero.fleet.component import Host
 from ingero.fleet.processors.collectives import telemetry
 from ingero.fleet.processors.collectives.conclusions import Conclusion
@@ -56,7 +56,7 @@ class EvaluationThread:
         self._rest_until_ns = 0
         self._count_fault = host.meter.counter(telemetry.JUDGE_FAULTS).bound()
         self._lines = RateLimitedLog(_log, host.clock)
-        self._traced: set[tuple[str, str, int | None]] = set()
+        self._traced: set[FaultPlace] = set()
 
     def kick(self) -> None:
         """Start the action unless it is still running or rests."""
@@ -83,15 +83,14 @@ class EvaluationThread:
     def _note_fault(self, error: Exception) -> None:
         """Count a fault and log it: the first of each place with its traceback, the others with a limit."""
         self._count_fault(1)
-        raised = traceback.extract_tb(error.__traceback__)[-1]
-        place = type(error).__name__, raised.filename, raised.lineno
+        place = find_place(error)
         if place not in self._traced and len(self._traced) < _MAX_TRACED:
             self._traced.add(place)
             _log.error("a round of judging failed; the next one runs", exc_info=error)
             return
         self._lines.write(
             place, logging.ERROR, "a round of judging failed again",
-            error=repr(error), file=raised.filename, line=raised.lineno,
+            error=repr(error), file=place.file, line=place.line,
         )  # fmt: skip
 
 
