@@ -1,10 +1,13 @@
 """The policy file: what is refused, with line and nearest name, and what the defaults are."""
 
+from typing import get_args
+
 import pytest
 
 from ingero.config.document import parse_document
 from ingero.errors import ConfigError
-from ingero.remediation.config import build_policy, write_defaults
+from ingero.model.diagnosis import CauseKind
+from ingero.remediation.config import NodeCause, build_policy, write_defaults
 
 
 def problems(text):
@@ -41,3 +44,11 @@ def test_an_unknown_key_is_refused_with_its_line_and_the_nearest_name():
 )
 def test_a_wrong_value_is_refused(text, description):
     assert any(description in one for one in problems(text)), problems(text)
+
+
+def test_a_policy_may_want_every_cause_that_is_a_slow_ranks():
+    others = {
+        CauseKind.ASLEEP, CauseKind.NETWORK_DELAY, CauseKind.NETWORK_LOSS, CauseKind.WINDOW_LIMITED,
+        CauseKind.SLOW_PORT, CauseKind.UNEXPLAINED,
+    }  # fmt: skip
+    assert set(get_args(NodeCause)) == set(CauseKind) - others
