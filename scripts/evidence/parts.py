@@ -201,13 +201,13 @@ def _measure(setting: Setting, command: Sequence[str]) -> dict[str, Any]:
 PARTS: Final = (
     Part("check", 30, run_check),
     Part("tier", 120, run_tier),
-    *(Part(f"demo-{name}", 40, functools.partial(run_demo, name)) for name in DEMOS),
+    Part("overhead-calls", 120, functools.partial(run_overhead, "calls")),
+    Part("overhead-steps", 120, functools.partial(run_overhead, "steps")),
     Part("nccl-plugin", 60, run_plugin),
     *(
         Part(f"job-{fault.partition(':')[0]}", 100, functools.partial(run_job, fault))
         for fault in FAULTS
     ),
-    Part("overhead-calls", 120, functools.partial(run_overhead, "calls")),
-    Part("overhead-steps", 120, functools.partial(run_overhead, "steps")),
+    *(Part(f"demo-{name}", 40, functools.partial(run_demo, name)) for name in DEMOS),
 )
-"""In the order in which they run."""
+"""In the order in which they run: a device may be at hand for minutes, and what is not known yet comes first."""
