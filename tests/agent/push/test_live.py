@@ -7,6 +7,7 @@ import pytest
 
 from ingero.agent.capture.discover.identity import ProcessIdentity
 from ingero.agent.capture.kernel.abi import ProcessEvent, get_dtype
+from ingero.agent.capture.probes.state import build_in_flight
 from ingero.agent.capture.totals import Totals
 from ingero.agent.health.loop_settings import LoopSettings
 from ingero.agent.health.push_body import NodeIdentity
@@ -205,8 +206,7 @@ def count(pid, source, op, seen, nested, total_ms):
 
 def build_totals(counts, frames):
     keys, changes = (np.concatenate(parts) for parts in zip(*counts, strict=True))
-    layout = [("tid", "<u4"), ("pid", "<u4"), ("depth", "<u4"), ("frame", get_dtype("frame"))]
-    in_flight = np.zeros(len(frames), layout)
+    in_flight = build_in_flight(len(frames))
     for row, (tid, pid, depth, source, op, entry_ns) in zip(in_flight, frames, strict=True):
         row["tid"], row["pid"], row["depth"] = tid, pid, depth
         row["frame"]["source"], row["frame"]["op"], row["frame"]["entry_ns"] = source, op, entry_ns

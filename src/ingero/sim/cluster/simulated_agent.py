@@ -17,6 +17,7 @@ from typing import Final
 import numpy as np
 
 from ingero.agent.capture.kernel.abi import get_dtype
+from ingero.agent.capture.probes.state import build_in_flight
 from ingero.agent.capture.session import DRAIN_MS, TICK_NS
 from ingero.agent.capture.totals import Totals
 from ingero.agent.health.service import AgentSettings
@@ -86,9 +87,17 @@ class _Counts:
                 table[name] = sums[:, 0]
             table["total_ns"] = sums[:, 1]
         self.before = self.sums.copy()
-        none = np.zeros(0, [("tid", "<u4"), ("pid", "<u4"), ("frame", get_dtype("frame"))])
+        in_flight = build_in_flight()
         return Totals(
-            mono_ns, wall_ns, mono_ns - started_ns, keys, counts, changes, {}, none, keep_one_in=1
+            mono_ns,
+            wall_ns,
+            mono_ns - started_ns,
+            keys,
+            counts,
+            changes,
+            {},
+            in_flight,
+            keep_one_in=1,
         )
 
 

@@ -122,7 +122,9 @@ def test_a_release_whose_layouts_are_not_known_is_refused_by_name(tmp_path):
     (tmp_path / "venv/torch").mkdir(parents=True)
     (tmp_path / "venv/torch/version.py").write_text("__version__ = '2.9.1+cpu'\n")
     with open_file(path) as opened:
-        with pytest.raises(UnsupportedError, match=r"PyTorch 2\.9\.1 .* known of 2\.13\.0"):
+        with pytest.raises(
+            UnsupportedError, match=r"not seen: it is PyTorch 2\.9\.1, and known is 2\.13\.0"
+        ):
             find_torch_target(opened, str(inside), tmp_path)
         target = find_torch_target(opened, str(path), Path("/"))
     assert target.leaves

@@ -27,6 +27,11 @@ _IN_FLIGHT: Final = (
 )
 
 
+def build_in_flight(n: int = 0) -> Records:
+    """Rows as `KernelState.read_in_flight` gives them, all zero."""
+    return np.zeros(n, [*_IN_FLIGHT, ("frame", get_dtype("frame"))])
+
+
 class KernelState:
     """Reads the maps of an engine.
 
@@ -118,7 +123,7 @@ class KernelState:
         rows, columns = np.nonzero(
             np.arange(threads["frames"].shape[1])[None, :] < threads["depth"][:, None]
         )
-        result = np.zeros(len(rows), [*_IN_FLIGHT, ("frame", get_dtype("frame"))])
+        result = build_in_flight(len(rows))
         result["tid"] = tids[rows]
         for name in ("pid", "device", "group_id", "pointer"):
             result[name] = threads[name][rows]
