@@ -28,6 +28,7 @@ DIAGNOSIS = {
 }
 
 
+@pytest.mark.live  # what others do to its processor would be one incident more
 def test_every_scenario_of_the_simulator_ends_with_its_own_diagnosis_and_no_other(tmp_path):
     done = subprocess.run(
         [sys.executable, "-m", "ingero", "demo", "--sim", "--json"],
