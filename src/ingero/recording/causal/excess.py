@@ -46,7 +46,7 @@ _MIN_LOOKS: Final = 20
 _MIN_SHARE: Final = 0.1
 """Of the looks, below which a line is not named."""
 _GPU_STANDS: Final = "waiting for its GPU"
-_GPU_TODO: Final = (
+_GPU_NEXT_STEPS: Final = (
     "look for Xid errors (`dmesg`), and at what its GPU does (`nvidia-smi`)",
     "its GPU may wait for another group's collective: look whether ranks of that group stand too",
 )
@@ -126,7 +126,7 @@ def find_hang_causes(lines: CodeLines, window_ns: int, waiting: str = "") -> Exc
         if kind is CauseKind.GPU_COMPUTING:
             looks = Counter(lines.running) + Counter(lines.waiting)
             facts = (waiting, *describe_lines("waiting", looks, lines))
-            parts.append(CausePart(kind, spent_ns, facts, _GPU_STANDS, _GPU_TODO))
+            parts.append(CausePart(kind, spent_ns, facts, _GPU_STANDS, _GPU_NEXT_STEPS))
         elif kind is CauseKind.MORE_COMPUTING:
             facts = tuple(describe_lines("running", lines.running, lines))
             parts.append(CausePart(kind, spent_ns, facts))
