@@ -138,7 +138,7 @@ def _find_own_ns(changes: Records) -> FloatArray:
     return spent
 
 
-def _find_cuda_ns(totals: Totals) -> dict[int, float]:
+def _sum_cuda_ns(totals: Totals) -> dict[int, float]:
     """Time that each process spent in calls of CUDA since the totals before."""
     is_cuda = np.isin(totals.keys["source"], _CUDA_SOURCES)
     pids, row = np.unique(totals.keys["pid"][is_cuda], return_inverse=True)
@@ -211,7 +211,7 @@ class LiveObserver:
         """The counts of a second."""
         self.pusher.note_in_flight(totals.in_flight)
         self.source.on_totals(totals, self.workload)
-        self.history.add_calls(totals.mono_ns, _find_cuda_ns(totals))
+        self.history.add_calls(totals.mono_ns, _sum_cuda_ns(totals))
         self.history.note_open_calls(_find_waits(totals.in_flight))
 
     def _forget(self, pid: int) -> None:
