@@ -253,7 +253,8 @@ def test_a_reload_that_goes_back_forgets_no_evidence_of_what_it_changed(tmp_path
         config.write_text(_listening_on(changed, taken.getsockname()[1]))
         fleet.signal(signal.SIGHUP)
         fleet.wait_until_ready(2)
-        assert "going back" in fleet.log
+        # Its log comes by another pipe than the word that it is ready.
+        wait_until(lambda: "going back" in fleet.log)
         assert _ask_admin(fleet, "verdicts", cluster_id="job").is_success
 
 
