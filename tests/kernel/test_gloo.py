@@ -4,6 +4,7 @@ import json
 import socket
 import subprocess
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -64,20 +65,49 @@ def start_probed(start_engine, library):
     return start
 
 
-def run_ranks(python, script, n_ranks):
-    """What each rank printed."""
+def start_ranks(python, script, n_ranks):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
     shared = {"WORLD_SIZE": str(n_ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    ranks = [
+    return [
         subprocess.Popen(
-            [python, SCRIPTS / script], env={**shared, "RANK": str(rank)}, stdout=subprocess.PIPE
+            [python, SCRIPTS / script],
+            env={**shared, "RANK": str(rank)},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
         )
         for rank in range(n_ranks)
     ]
+
+
+def run_ranks(python, script, n_ranks):
+    """What each rank printed."""
+    ranks = start_ranks(python, script, n_ranks)
     outputs = [rank.communicate()[0].decode() for rank in ranks]
     assert [rank.returncode for rank in ranks] == [0] * n_ranks
     return {rank.pid: output for rank, output in zip(ranks, outputs, strict=True)}
+
+
+class Numbered(NamedTuple):
+    """What makes a collective the same one on every rank, and whose it is."""
+
+    comm_hash: int
+    rank: int
+    nranks: int
+    seq: int
+    op: int
+
+
+def read_numbered(traced, pids):
+    records = traced.records["collectives"]
+    records = records[records["seq"] > 0]
+    return {
+        pid: [
+            Numbered(*(int(row[name]) for name in Numbered._fields))
+            for row in records[records["pid"] == pid]
+        ]
+        for pid in pids
+    }
 
 
 def test_every_collective_is_numbered_alike_on_each_rank_of_its_group(python, start_probed, read):
@@ -106,6 +136,29 @@ def test_every_collective_is_numbered_alike_on_each_rank_of_its_group(python, st
     assert len(set(groups.values())) == 1  # the same communicators on both ranks
     assert groups[pids[0]][0] != groups[pids[0]][1]
     assert len(engine.state.read_in_flight()) == 0
+
+
+@pytest.mark.parametrize("mode", [ProbeMode.SESSION, ProbeMode.PAIR, ProbeMode.EVENT])
+def test_groups_that_were_made_before_the_probes_are_who_they_were(
+    python, start_probed, read, mode
+):
+    first = start_probed(mode)
+    ranks = start_ranks(python, "late.py", 2)
+    for rank in ranks:
+        assert rank.stdout.readline() == b"ready\n"
+    late = start_probed(mode)
+    for rank in ranks:
+        late.control.watch_pid(rank.pid)
+        rank.stdin.write(b"on\n")
+        rank.stdin.flush()
+    for rank in ranks:
+        rank.communicate()
+        assert rank.returncode == 0
+    pids = [rank.pid for rank in ranks]
+    known, seen = (read_numbered(read(engine, []), pids) for engine in (first, late))
+    assert [len(rows) for rows in known.values()] == [7, 7]
+    assert seen == {pid: rows[3:] for pid, rows in known.items()}
+    assert all(row.comm_hash for rows in seen.values() for row in rows)
 
 
 def test_waits_for_point_to_point_are_seen_and_have_no_number(python, start_probed, read):

@@ -551,10 +551,11 @@ enum ig_act {
 	IG_ACT_COMM_COUNT = 14,
 	IG_ACT_GET_DEVICE = 15, /* a getter told the thread's device */
 	IG_ACT_GLOO_GROUP = 16, /* a process group is made: contexts that are connected meanwhile are its communicator */
-	/* These three leave no record. */
+	/* These four leave no record. */
 	IG_ACT_GLOO_CONNECT = 17,
 	IG_ACT_GLOO_CLOSE = 18,  /* a context ends */
 	IG_ACT_GLOO_CAUGHT = 19, /* an exception was caught: C++ calls below this frame have been left by it */
+	IG_ACT_GLOO_NEXT = 20,   /* a group numbers its next collective */
 	/* Counted by direction too, unless another copy made it; from here on act - IG_ACT_COPY is a cudaMemcpyKind. */
 	IG_ACT_COPY = 32, /* the kind is aux */
 	IG_ACT_COPY_H2D = 33,

@@ -202,9 +202,10 @@ class GlooOp(IntEnum):
     BARRIER = 12
     GATHER = 18
     SCATTER = 19
-    CONNECT = 24  # this and the next two are probed and have no rows
+    CONNECT = 24  # this and the next three are probed and have no rows
     CLOSE = 25
     CAUGHT = 26
+    NEXT = 27
 
 
 class GpuOp(IntEnum):

@@ -62,6 +62,7 @@ class Act(enum.IntEnum):
     GLOO_CONNECT = 17
     GLOO_CLOSE = 18
     GLOO_CAUGHT = 19
+    GLOO_NEXT = 20
     COPY = 32
     COPY_H2D = 33
     COPY_D2H = 34

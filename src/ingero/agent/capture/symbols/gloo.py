@@ -63,6 +63,7 @@ GLOO: Final[tuple[Function, ...]] = (
         "this:ptr exception:ptr",
         act=Act.GLOO_CAUGHT,
     ),
+    _silent(GlooOp.NEXT, f"_ZN4{_GROUP}7nextTagEv", "this:ptr", act=Act.GLOO_NEXT, comm="this"),
     _collective(
         GlooOp.ALL_REDUCE, "allreduce", "AllreduceOptions", 128, size="options@80*options@88"
     ),
