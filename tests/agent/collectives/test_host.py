@@ -17,7 +17,7 @@ def collective(entry_ns, seq, *, stream=7, call_ns=5, comm=COMM, rank=1, op=Nccl
     record["header"]["mono_ns"], record["duration_ns"] = entry_ns, call_ns
     record["seq"], record["stream"], record["comm_hash"] = seq, stream, comm
     record["pid"], record["rank"], record["nranks"], record["op"] = 42, rank, 4, op
-    record["bytes"] = 4096
+    record["bytes"], record["source"] = 4096, Source.NCCL
     return record
 
 
@@ -247,10 +247,25 @@ def test_collective_nobody_waits_for_goes_out_as_enqueued_and_without_an_end():
     assert tracker.n_unsynced == 1
 
 
-@pytest.mark.parametrize("unknown", [{"comm": 0}, {"rank": -1}])
+@pytest.mark.parametrize("unknown", [{"comm": 0}, {"rank": -1}, {"comm": 0, "seq": 0}])
 def test_collective_whose_communicator_was_made_before_the_probes_is_counted_and_left_out(unknown):
-    tracker, runs = take([collective(1000, 1, **unknown)])
+    tracker, runs = take([collective(1000, **{"seq": 1, **unknown})])
     assert (runs, tracker.n_unknown) == ([], 1)
+
+
+def test_a_process_whose_communicators_nobody_knows_is_named_once_and_again_when_its_number_is_another_s():
+    tracker, _ = take([collective(1000, 0, comm=0), collective(2000, 0, comm=0)])
+    assert (tracker.take_unknown(), tracker.take_unknown()) == ([42], [])
+    tracker.forget(42)
+    take([collective(3000, 0, comm=0)], tracker=tracker)
+    assert tracker.take_unknown() == [42]
+
+
+def test_a_group_of_gloo_that_was_not_met_yet_is_counted_and_nobody_is_named():
+    record = collective(1000, 5, comm=0)
+    record["source"] = Source.GLOO
+    tracker, runs = take([record])
+    assert (runs, tracker.n_unknown, tracker.take_unknown()) == ([], 1, [])
 
 
 def test_point_to_point_has_no_sequence_and_is_left_out():

@@ -89,7 +89,7 @@ class Job:
     def enter_unknown(self):
         """On a communicator that was made before the probes."""
         record = np.zeros(1, get_dtype("collective"))
-        record["seq"], record["pid"], record["op"] = 1, PID, NcclOp.ALL_REDUCE
+        record["pid"], record["source"], record["op"] = PID, Source.NCCL, NcclOp.ALL_REDUCE
         self.pusher.add_collectives(record)
 
     def leave(self, inside_ns, pid=PID):

@@ -43,13 +43,13 @@ def settings(collector, tmp_path):
 def enter_unknown(observer):
     """Three collectives on a communicator that was made before the probes."""
     records = np.zeros(3, get_dtype("collective"))
-    records["seq"], records["pid"], records["op"] = [1, 2, 3], 42, NcclOp.ALL_REDUCE
+    records["pid"], records["source"], records["op"] = 42, Source.NCCL, NcclOp.ALL_REDUCE
     observer.on_events("collectives", records, np.zeros(0))
 
 
 @pytest.mark.parametrize("as_json", [True, False])
 def test_what_fleet_is_not_told_is_said_with_every_look(settings, as_json, capsys):
-    series, looks = HealthSeries(), []
+    series, looks, notes = HealthSeries(), [], []
 
     def follow(agent, find_counts):
         show = _printer(agent, find_counts, None, as_json=as_json)
@@ -58,23 +58,28 @@ def test_what_fleet_is_not_told_is_said_with_every_look(settings, as_json, capsy
             collective_counts = find_counts()
             series.note(agent, look, collective_counts)
             show(look, notes)
-            if look.is_tick and collective_counts.unknown_communicator:
+            if look.is_tick and collective_counts.unknown_communicator == 6:
                 looks.append(look)
 
         return both
 
-    with open_live(settings, SystemClock(), LiveCallbacks(follow)) as observer:
+    callbacks = LiveCallbacks(follow, notify=notes.append)
+    with open_live(settings, SystemClock(), callbacks) as observer:
+        enter_unknown(observer)
+        wait_until(lambda: notes)
         enter_unknown(observer)
         wait_until(lambda: looks)
+    (note,) = notes
+    assert note.startswith("the collectives of PID 42 are not compared")
     page = PrometheusPage()
     page.take(tuple(series.iter_series()), 0)
     told = page.render().splitlines()
-    assert 'ingero_agent_collectives_total{outcome="unknown_communicator"} 3' in told
+    assert 'ingero_agent_collectives_total{outcome="unknown_communicator"} 6' in told
     last = capsys.readouterr().out.splitlines()[-1]
     if as_json:
-        assert json.loads(last)["collectives"]["unknown_communicator"] == 3
+        assert json.loads(last)["collectives"]["unknown_communicator"] == 6
     else:
-        assert last.endswith("; 3 collectives not sent")
+        assert last.endswith("; 6 collectives not sent")
 
 
 def enter(observer, n_ops):

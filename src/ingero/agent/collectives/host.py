@@ -77,6 +77,7 @@ for _nccl, _op in (
 ):
     _OPS[_nccl] = _op
 
+_COLLECTIVES: Final = (*np.flatnonzero(_OPS).tolist(), NcclOp.GATHER, NcclOp.SCATTER)
 _UNNUMBERED: Final = (NcclOp.SEND, NcclOp.RECV)
 _SOURCES: Final = (Source.NCCL, Source.GLOO)  # the numbers of their operations are the same
 
@@ -176,18 +177,18 @@ class CollectiveTracker:
         self._waits: list[Records] = []
         self._processes: dict[int, _Process] = {}
         self._jobs: dict[int, int] = {}
+        self._unknown: dict[int, bool] = {}
 
     def add_collectives(self, records: Records) -> None:
         """Take ``struct ig_collective`` records, shape (n,); what a collective calls inside is the same one again."""
         # By the flag, not the code: on a communicator that does not block most return ncclInProgress.
         records = records[(records["flags"] & (Flag.NESTED | Flag.ERROR)) == 0]
-        is_numbered = records["seq"] > 0
-        records = records[is_numbered | np.isin(records["op"], _UNNUMBERED)]
+        records = records[np.isin(records["op"], (*_COLLECTIVES, *_UNNUMBERED))]
         if not len(records):
             return
         is_numbered = records["seq"] > 0
         is_known = (records["comm_hash"] != 0) & (records["rank"] >= 0) & (records["nranks"] > 0)
-        self.n_unknown += int((is_numbered & ~is_known).sum())
+        self._note_unknown(records[~(is_numbered & is_known)])
         rows = np.zeros(len(records), ROW)
         rows["is_told"] = is_numbered & is_known
         for name in ("pid", "comm_hash", "seq"):
@@ -205,6 +206,19 @@ class CollectiveTracker:
         rows["n_bytes"][~is_sized] = UNKNOWN_NS
         rows["op"] = _OPS[np.minimum(records["op"], len(_OPS) - 1)]
         self._rows.append(rows)
+
+    def _note_unknown(self, records: Records) -> None:
+        """Count collectives that cannot be reported. Of Gloo that is one at most: its group is met by the next."""
+        records = records[~np.isin(records["op"], _UNNUMBERED)]
+        self.n_unknown += len(records)
+        for pid in np.unique(records["pid"][records["source"] == Source.NCCL]).tolist():
+            self._unknown.setdefault(pid, False)
+
+    def take_unknown(self) -> list[int]:
+        """Processes with collectives on communicators of NCCL whose identity is not known, each process once."""
+        found = [pid for pid, is_taken in self._unknown.items() if not is_taken]
+        self._unknown.update(dict.fromkeys(found, True))
+        return found
 
     def note_job(self, pid: int, number: int) -> None:
         """The job of a process, as a number of 64 bits that its members have in common and no other job has."""
@@ -268,6 +282,7 @@ class CollectiveTracker:
         """The process ended."""
         self._processes.pop(pid, None)
         self._jobs.pop(pid, None)
+        self._unknown.pop(pid, None)
 
     def positions(self, pid: int) -> dict[str, CommPosition]:
         """How far a process is, by communicator."""

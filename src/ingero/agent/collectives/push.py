@@ -193,6 +193,18 @@ class CollectivePusher:
             spill_problem=spilled.problem,
         )
 
+    def take_unknown(self) -> list[str]:
+        """Processes whose collectives Fleet will not get, as nobody saw their communicators made; each once."""
+        with self._lock:
+            pids = self._tracker.take_unknown()
+            return [
+                f"rank {rank} (PID {pid})"
+                if (rank := self._names.find_rank(pid)) >= 0
+                else f"PID {pid}"
+                for pid in pids
+                if not self._device.positions(pid)
+            ]
+
     # ── From the tracing thread ─────────────────────────────────────────────
 
     def note_process(
@@ -237,7 +249,10 @@ class CollectivePusher:
         now_ns = self._clock.mono_ns()
         with self._lock:
             ended = self._find_ended(now_ns, is_last=is_last)
-            finished = self._take_finished(now_ns, None if is_last else ended)
+            # By the device's clock where a plug-in has it; all there is of processes that ended.
+            self._device.read(now_ns)
+            rows = self._tracker.take(now_ns, None if is_last else ended)
+            finished = self._device.take(rows, now_ns)
             runs = [self._build_run(one) for one in finished]
             for one, run in zip(finished, runs, strict=True):
                 self.on_finished(one.pid, run.rank, one.ops)
@@ -281,11 +296,6 @@ class CollectivePusher:
         self._queue.push()
         with self._lock:
             self._device.close()
-
-    def _take_finished(self, now_ns: int, ended: Collection[int] | None) -> list[Finished]:
-        """What is complete, by the device's clock where a plug-in has it; all there is of processes that ended."""
-        self._device.read(now_ns)
-        return self._device.take(self._tracker.take(now_ns, ended), now_ns)
 
     def _positions(self, pid: int) -> dict[str, CommPosition]:
         """How far a process is: by its plug-in, whose communicators are those of its rows, else by the probes."""

@@ -15,6 +15,7 @@ PUSH_CHECK_S: Final = 0.2
 """Between two checks of the pushing thread for operations that are complete."""
 _MAX_NOTED: Final = 16
 """Places of faults that are written; faults of others are counted alone."""
+_MAX_NAMED: Final = 8
 
 
 class PushRounds:
@@ -24,7 +25,7 @@ class PushRounds:
         pusher: Pushes collectives.
         history: Reads counters.
         clock: Both clocks.
-        notify: Gets a sentence for the first fault of each place.
+        notify: Gets a sentence for the first fault of each place, and for processes that cannot be compared.
 
     Attributes:
         n_faults: Rounds that failed since the start.
@@ -49,10 +50,21 @@ class PushRounds:
         while not stop.wait(PUSH_CHECK_S):
             self._try(self._pusher.push_due)
             self._try(self._read_counters)
+            self._try(self._note_unknown)
         self._try(self._pusher.finish)
 
     def _read_counters(self) -> None:
         self._history.read_due(self._clock.mono_ns())
+
+    def _note_unknown(self) -> None:
+        names = self._pusher.take_unknown()
+        if names:
+            more = f" and {len(names) - _MAX_NAMED} more" if len(names) > _MAX_NAMED else ""
+            self._notify(
+                f"the collectives of {', '.join(names[:_MAX_NAMED])}{more} are not compared: NCCL made their"
+                " communicators before this agent looked. Restart the job, or give it our plug-in for NCCL"
+                " (ingero nccl-plugin --help), with which an agent may come later"
+            )
 
     def _try(self, action: Callable[[], None]) -> None:
         try:
