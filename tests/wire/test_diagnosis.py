@@ -8,7 +8,14 @@ from hypothesis import strategies as st
 
 from ingero.model.collectives import Rank
 from ingero.model.counters import OTHERS, WorkRates
-from ingero.model.diagnosis import DiagnosedCause, Diagnosis, DiagnosisRequest, PeerWork, Subject
+from ingero.model.diagnosis import (
+    DiagnosedCause,
+    Diagnosis,
+    DiagnosisRequest,
+    PeerWork,
+    Subject,
+    describe_diagnosis,
+)
 from ingero.model.incidents import RuledOut
 from ingero.otlp.codec import (
     decode_export,
@@ -142,6 +149,18 @@ def test_record_has_a_line_for_people_and_its_first_cause():
     (row,) = iter_log_rows(build_diagnosis(DIAGNOSIS, 5))
     assert row.body == "out of CPU quota (cgroup) (75%)"
     assert row.attributes["ingero.diagnosis.cause"] == "cpu-quota"
+
+
+def test_what_is_unexplained_comes_with_what_was_seen():
+    seen = "asleep, of 242 looks: train.py:9 main (83%)"
+    causes = (
+        DiagnosedCause("cpu-quota", "out of CPU quota (cgroup)", 0.3, ("by 2 ms",)),
+        DiagnosedCause("unexplained", "unexplained", 0.7, (seen,)),
+    )
+    assert (
+        describe_diagnosis(replace(DIAGNOSIS, causes=causes))
+        == f"out of CPU quota (cgroup) (30%), unexplained (70%; {seen})"
+    )
 
 
 @pytest.mark.parametrize(

@@ -154,7 +154,14 @@ class Diagnosis:
 
 
 def describe_diagnosis(diagnosis: Diagnosis) -> str:
-    """One line for a person."""
+    """One line for a person. What is unexplained comes with what was seen: the lines at which the program waited."""
     if diagnosis.declined:
         return f"not looked at: {diagnosis.declined}"
-    return ", ".join(f"{cause.name} ({cause.share:.0%})" for cause in diagnosis.causes)
+    return ", ".join(
+        f"{cause.name} ({'; '.join((f'{cause.share:.0%}', *_find_seen(cause)))})"
+        for cause in diagnosis.causes
+    )
+
+
+def _find_seen(cause: DiagnosedCause) -> tuple[str, ...]:
+    return cause.evidence if cause.kind == CauseKind.UNEXPLAINED else ()
