@@ -99,6 +99,10 @@ class DriverOp(IntEnum):
     MEMSET = 26
     CTX_SET_CURRENT = 27
     PRIMARY_CTX_RETAIN = 28
+    MODULE_GET_FUNCTION = 29
+    MEMCPY_2D = 30
+    MEMCPY_2D_ASYNC = 31
+    MEMCPY_3D = 32
 
 
 class HostOp(IntEnum):
@@ -317,7 +321,8 @@ OP_NAMES: Final[dict[int, dict[int, str]]] = {
         14: "cuMemRelease", 15: "cuMemcpyHtoD", 16: "cuMemcpyDtoH", 17: "cuMemcpyDtoD",
         18: "cuMemcpyHtoDAsync", 19: "cuMemcpyDtoHAsync", 20: "cuMemcpyDtoDAsync", 21: "cuMemcpyPeer",
         22: "cuMemHostAlloc", 23: "cuMemFreeHost", 24: "cuMemMap", 25: "cuMemUnmap", 26: "cuMemset",
-        27: "cuCtxSetCurrent", 28: "cuDevicePrimaryCtxRetain",
+        27: "cuCtxSetCurrent", 28: "cuDevicePrimaryCtxRetain", 29: "cuModuleGetFunction",
+        30: "cuMemcpy2D", 31: "cuMemcpy2DAsync", 32: "cuMemcpy3D",
     },
     Source.IO: {1: "block_read", 2: "block_write", 3: "block_discard", 4: "block_flush", 5: "block_other"},
     Source.TCP: {1: "tcp_retransmit"},

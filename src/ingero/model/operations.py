@@ -85,6 +85,7 @@ _BY_OPERATION: Final[dict[OpKind, tuple[IntEnum, ...]]] = {
         CudaOp.MEMCPY_PEER_ASYNC, CudaOp.MEMCPY_BATCH, CudaOp.MEMCPY_3D, CudaOp.MEMCPY_SYMBOL,
         DriverOp.MEMCPY, DriverOp.MEMCPY_ASYNC, DriverOp.MEMCPY_HTOD, DriverOp.MEMCPY_DTOH, DriverOp.MEMCPY_DTOD,
         DriverOp.MEMCPY_HTOD_ASYNC, DriverOp.MEMCPY_DTOH_ASYNC, DriverOp.MEMCPY_DTOD_ASYNC, DriverOp.MEMCPY_PEER,
+        DriverOp.MEMCPY_2D, DriverOp.MEMCPY_2D_ASYNC, DriverOp.MEMCPY_3D,
     ),
     OpKind.FILL: (CudaOp.MEMSET, CudaOp.PREFETCH, DriverOp.MEMSET),
     OpKind.SYNC: (
@@ -102,7 +103,7 @@ _BY_OPERATION: Final[dict[OpKind, tuple[IntEnum, ...]]] = {
     OpKind.HOST_FREE: (CudaOp.FREE_HOST, DriverOp.FREE_HOST),
     OpKind.MAP: (DriverOp.MEM_MAP,),
     OpKind.UNMAP: (DriverOp.MEM_UNMAP,),
-    OpKind.MODULE: (CudaOp.MODULE_LOAD, DriverOp.MODULE_LOAD),
+    OpKind.MODULE: (CudaOp.MODULE_LOAD, DriverOp.MODULE_LOAD, DriverOp.MODULE_GET_FUNCTION),
     # What every rank of a communicator calls under one number; sends and receives have none.
     OpKind.COLLECTIVE: (
         NcclOp.ALL_REDUCE, NcclOp.ALL_GATHER, NcclOp.REDUCE_SCATTER, NcclOp.BROADCAST, NcclOp.REDUCE,
@@ -153,7 +154,10 @@ def _build_pending() -> npt.NDArray[np.int32]:
 _PENDING: Final = _build_pending()
 
 BLOCKING_COPIES: Final = frozenset(
-    map(code_of, (CudaOp.MEMCPY, CudaOp.MEMCPY_2D, CudaOp.MEMCPY_PEER, DriverOp.MEMCPY))
+    map(
+        code_of,
+        (CudaOp.MEMCPY, CudaOp.MEMCPY_2D, CudaOp.MEMCPY_PEER, DriverOp.MEMCPY, DriverOp.MEMCPY_2D),
+    )
 )
 """Codes of copies that return when they are done."""
 

@@ -52,6 +52,7 @@ _SAMPLED: Final[dict[Source, tuple[IntEnum, ...]]] = {
         DriverOp.MEMCPY_HTOD_ASYNC,
         DriverOp.MEMCPY_DTOH_ASYNC,
         DriverOp.MEMCPY_DTOD_ASYNC,
+        DriverOp.MEMCPY_2D_ASYNC,
         DriverOp.MEMSET,
         DriverOp.CTX_SET_CURRENT,
     ),

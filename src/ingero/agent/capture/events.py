@@ -39,6 +39,9 @@ _KIND_BY_DRIVER_OP: Final = {
     DriverOp.MEMCPY_DTOD: CopyKind.DEVICE_TO_DEVICE,
     DriverOp.MEMCPY_DTOD_ASYNC: CopyKind.DEVICE_TO_DEVICE,
     DriverOp.MEMCPY_PEER: CopyKind.DEVICE_TO_DEVICE,
+    DriverOp.MEMCPY_2D: CopyKind.UNKNOWN,
+    DriverOp.MEMCPY_2D_ASYNC: CopyKind.UNKNOWN,
+    DriverOp.MEMCPY_3D: CopyKind.UNKNOWN,
 }
 _KIND_BY_CUDA_OP: Final = {
     CudaOp.MEMCPY_PEER: CopyKind.DEVICE_TO_DEVICE,

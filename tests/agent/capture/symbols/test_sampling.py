@@ -12,7 +12,7 @@ SAMPLED_FUNCTIONS = {
     (Source.CUDA, "PREFETCH"), (Source.CUDA, "SET_DEVICE"),
     (Source.CUDA, "EVENT_QUERY"), (Source.CUDA, "STREAM_QUERY"), (Source.DRIVER, "LAUNCH_KERNEL"),
     (Source.DRIVER, "MEMCPY_ASYNC"), (Source.DRIVER, "MEMCPY_HTOD_ASYNC"), (Source.DRIVER, "MEMCPY_DTOH_ASYNC"),
-    (Source.DRIVER, "MEMCPY_DTOD_ASYNC"), (Source.DRIVER, "MEMSET"), (Source.DRIVER, "CTX_SET_CURRENT"),
+    (Source.DRIVER, "MEMCPY_DTOD_ASYNC"), (Source.DRIVER, "MEMCPY_2D_ASYNC"), (Source.DRIVER, "MEMSET"), (Source.DRIVER, "CTX_SET_CURRENT"),
 }  # fmt: skip
 
 

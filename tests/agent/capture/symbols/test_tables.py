@@ -1,5 +1,7 @@
 """Arguments are placed as the calling conventions say, and the tables agree with NVIDIA's own files. No root."""
 
+import ctypes
+import re
 from importlib.metadata import PackageNotFoundError, files
 
 import pytest
@@ -7,6 +9,7 @@ from elftools.elf.elffile import ELFFile
 
 from ingero.agent.capture.kernel.abi import Role, Selector
 from ingero.agent.capture.symbols.abi import build_arguments, build_selector
+from ingero.agent.capture.symbols.cuda_driver import CUDA_DRIVER
 from ingero.agent.capture.symbols.cuda_graph import GRAPH_RUNTIME
 from ingero.agent.capture.symbols.cuda_runtime import CUDA_RUNTIME
 from ingero.agent.capture.symbols.libraries import FUNCTIONS, build_descriptors, get_cookies
@@ -113,3 +116,65 @@ def test_every_runtime_row_exists_in_nvidia_s_library(package, library):
         exported = {s.name for s in table.iter_symbols() if s["st_shndx"] != "SHN_UNDEF"}
     wanted = {name for function in (*CUDA_RUNTIME, *GRAPH_RUNTIME) for name in function.names()}
     assert wanted - exported == set()
+
+
+HEADERS = [
+    ("nvidia-cuda-runtime-cu12", "nvidia/cuda_runtime/include/cuda.h"),
+    ("nvidia-cuda-runtime", "nvidia/cu13/include/cuda.h"),
+]
+
+
+def read_header(package, name):
+    try:
+        (path,) = [f for f in files(package) if str(f) == name]
+    except PackageNotFoundError:
+        pytest.skip(f"{package} is not installed")
+    return path.locate().read_text()
+
+
+@pytest.mark.parametrize(("package", "name"), HEADERS)
+def test_every_driver_row_is_declared_with_as_many_parameters_in_nvidia_s_header(package, name):
+    declared = {
+        found: parameters.count(",") + 1 if parameters.strip() != "void" else 0
+        for found, parameters in re.findall(
+            r"CUDAAPI\s+(cu\w+)\(([^;]*)\);", read_header(package, name)
+        )
+    }
+    for function in CUDA_DRIVER:
+        plain = function.name.removesuffix("_v2")
+        assert plain in declared, function.name
+        # What is not read at the end of a long prototype is left out of the table.
+        if function.name != "cuCtxSynchronize_v2":  # declared without its parameter
+            assert len(function.prototype.split()) <= declared[plain], function.name
+
+
+@pytest.mark.parametrize(("package", "name"), HEADERS)
+@pytest.mark.parametrize(
+    ("function", "structure", "fields"),
+    [
+        ("cuMemcpy2D_v2", "CUDA_MEMCPY2D", ("WidthInBytes", "Height")),
+        ("cuMemcpy2DAsync_v2", "CUDA_MEMCPY2D", ("WidthInBytes", "Height")),
+        ("cuMemcpy3D_v2", "CUDA_MEMCPY3D", ("WidthInBytes", "Height", "Depth")),
+        ("cuMemcpy3DPeerAsync", "CUDA_MEMCPY3D_PEER", ("WidthInBytes", "Height", "Depth")),
+    ],
+)
+def test_sizes_of_driver_copies_lie_where_nvidia_s_header_has_them(
+    package, name, function, structure, fields
+):
+    text = re.search(
+        rf"typedef struct {structure}_st {{(.*?)}}", read_header(package, name), re.DOTALL
+    )[1]
+    members = re.findall(r"^\s*(?:const )?(\w+) (\**)(\w+);", text, re.MULTILINE)
+    types = {"CUmemorytype": ctypes.c_int, "size_t": ctypes.c_size_t}
+    layout = type(
+        "Layout",
+        (ctypes.Structure,),
+        {
+            "_fields_": [
+                (member, ctypes.c_void_p if stars else types.get(kind, ctypes.c_uint64))
+                for kind, stars, member in members
+            ]
+        },
+    )
+    (row,) = [one for one in CUDA_DRIVER if one.name == function]
+    assert row.roles["size"] == "*".join(f"p@{getattr(layout, field).offset}" for field in fields)

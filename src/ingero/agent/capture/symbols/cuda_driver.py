@@ -1,7 +1,10 @@
 """The CUDA driver API.
 
 Source: prototypes of ``cuda.h`` in CUDA 12.9 and 13.0, with the exported ``_v2`` names that the header's macros choose;
-field offsets of ``CUlaunchConfig`` from the same file.
+field offsets of ``CUlaunchConfig``, ``CUDA_MEMCPY2D``, ``CUDA_MEMCPY3D`` and ``CUDA_MEMCPY3D_PEER`` from the same file.
+
+``cuEventRecord`` and ``cuStreamWaitEvent`` are left out: the runtime's functions of the same names call them, only the
+entry of those is probed, and a call inside one of them would not be marked as nested and would be counted twice.
 """
 
 from __future__ import annotations
@@ -15,6 +18,10 @@ from ingero.model.events import DriverOp, Source
 
 _PTSZ: Final = ("_ptsz",)
 _PTDS: Final = ("_ptds",)
+_2D_BYTES: Final = "p@112*p@120"  # width in bytes and height of CUDA_MEMCPY2D
+_3D_BYTES: Final = (
+    "p@176*p@184*p@192"  # width in bytes, height and depth, of CUDA_MEMCPY3D_PEER too
+)
 _DIMS: Final = "f:ptr gx:i32 gy:i32 gz:i32 bx:i32 by:i32 bz:i32 smem:i32 stream:ptr"
 
 _driver = functools.partial(row, Source.DRIVER)
@@ -105,6 +112,24 @@ COPIES: Final = (
         size="size",
         stream="stream",
     ),
+    # Which memory each side is says the structure, in two fields: the direction is not read.
+    *(
+        _driver(op, name, "p:ptr", suffixes=_PTDS, size=size)
+        for name, op, size in (
+            ("cuMemcpy2D_v2", DriverOp.MEMCPY_2D, _2D_BYTES),
+            ("cuMemcpy2DUnaligned_v2", DriverOp.MEMCPY_2D, _2D_BYTES),
+            ("cuMemcpy3D_v2", DriverOp.MEMCPY_3D, _3D_BYTES),
+            ("cuMemcpy3DPeer", DriverOp.MEMCPY_3D, _3D_BYTES),
+        )
+    ),
+    *(
+        _driver(op, name, "p:ptr stream:ptr", suffixes=_PTSZ, size=size, stream="stream")
+        for name, op, size in (
+            ("cuMemcpy2DAsync_v2", DriverOp.MEMCPY_2D_ASYNC, _2D_BYTES),
+            ("cuMemcpy3DAsync_v2", DriverOp.MEMCPY_3D, _3D_BYTES),
+            ("cuMemcpy3DPeerAsync", DriverOp.MEMCPY_3D, _3D_BYTES),
+        )
+    ),
     _driver(
         DriverOp.MEMSET,
         "cuMemsetD8_v2",
@@ -119,6 +144,21 @@ COPIES: Final = (
         suffixes=_PTSZ,
         size="size",
         stream="stream",
+    ),
+    # Their last argument counts elements of two or four bytes, which a size cannot be made of: the bytes stay 0.
+    *(
+        _driver(DriverOp.MEMSET, name, "dst:ptr value:i32 n:u64", suffixes=_PTDS)
+        for name in ("cuMemsetD16_v2", "cuMemsetD32_v2")
+    ),
+    *(
+        _driver(
+            DriverOp.MEMSET,
+            name,
+            "dst:ptr value:i32 n:u64 stream:ptr",
+            suffixes=_PTSZ,
+            stream="stream",
+        )
+        for name in ("cuMemsetD16Async", "cuMemsetD32Async")
     ),
 )
 
@@ -206,6 +246,14 @@ CONTEXTS: Final = (
             "cuLibraryLoadData",
             "cuLibraryLoadFromFile",
         )
+    ),
+    # Where code is loaded lazily, the load itself is in here.
+    _driver(
+        DriverOp.MODULE_GET_FUNCTION,
+        "cuModuleGetFunction",
+        "p:ptr module:ptr name:ptr",
+        act=Act.OUT,
+        out="p",
     ),
 )
 
