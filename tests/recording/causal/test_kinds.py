@@ -129,7 +129,7 @@ def test_silence_that_ends_with_new_code_is_no_stall(n_loads):
         loop.rest(4_000 * MS)
         loop.call((Source.DRIVER, DriverOp.MODULE_LOAD), MS)
         loop.steps(5)
-    assert told(built) == []
+    assert not {"one_off_stall", "input_starvation"} & set(dict(told(built)))
 
 
 def test_gaps_in_which_the_thread_mostly_sleeps_are_pauses():

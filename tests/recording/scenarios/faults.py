@@ -16,6 +16,7 @@ from tests.recording.scenarios.serving import SERVING_FAULTS
 
 from ingero.model.events import (
     CudaOp,
+    DriverOp,
     EventFlag,
     GpuOp,
     GraphOp,
@@ -36,7 +37,7 @@ from ingero.recording.scenarios.loop import (
     LoopStep,
     on_a_loop,
 )
-from ingero.units import NS_PER_MS, NS_PER_US
+from ingero.units import NS_PER_MS, NS_PER_S, NS_PER_US
 
 PID: Final = 4821
 _SHORT: Final = LoopStep(n_launches=4, copy_ns=0, sync_ns=4 * NS_PER_MS)
@@ -75,6 +76,29 @@ def one_off_stall(loop: Loop) -> None:
     loop.sleep(NS_PER_MS)
     loop.rest(4_000 * NS_PER_MS)
     loop.steps(300)
+
+
+def compile_for(loop: Loop, seconds: float, pid: int, *, n_programs: int = 1) -> None:
+    """A pause in which the host computes, programs run one after the other, and code is loaded at the end."""
+    loop.sleep(NS_PER_MS)
+    life = loop.recording
+    ran_ns = round(seconds * NS_PER_S / 2)
+    for i in range(n_programs):
+        at_ns = loop.at_ns + (i * ran_ns) // n_programs
+        life.call((Source.HOST, HostOp.FORK), at_ns, 0, PID, arg1=pid + i)
+        life.call((Source.HOST, HostOp.EXEC), at_ns + NS_PER_MS, 0, pid + i)
+        life.call((Source.HOST, HostOp.EXIT), at_ns + ran_ns // n_programs, 0, pid + i)
+    loop.rest(round(seconds * NS_PER_S))
+    loop.call((Source.DRIVER, DriverOp.MODULE_LOAD), NS_PER_MS)
+
+
+@on_a_loop
+def repeated_compiling(loop: Loop) -> None:
+    """A job that was running already meets a new shape every ten steps, and a compiler runs for each."""
+    for i in range(5):
+        loop.steps(10)
+        compile_for(loop, 2.0, 6000 + 10 * i, n_programs=2)
+    loop.steps(10)
 
 
 @on_a_loop
@@ -325,6 +349,7 @@ def call_in_flight(loop: Loop) -> None:
 FAULTS: Final[dict[str, Callable[[], RecordingBuilder]]] = {
     "input_starvation": input_starvation_by_worker,
     "one_off_stall": one_off_stall,
+    "repeated_compiling": repeated_compiling,
     "cpu_contention": cpu_contention,
     "cgroup_throttling": cgroup_throttling,
     "blocking_io": blocking_io,

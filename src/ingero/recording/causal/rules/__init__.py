@@ -8,6 +8,7 @@ from ingero.recording.causal.finding import Rule
 from ingero.recording.causal.rules import (
     bound,
     collectives,
+    compiling,
     contention,
     facts,
     first_use,
@@ -37,6 +38,7 @@ RULES: Final[tuple[Rule, ...]] = (
     bound.copy_bound,
     bound.sync_bound,
     bound.launch_bound,
+    compiling.repeated_compiling,
     first_use.lazy_load,
     memory.device_memory,
     memory.allocation_churn,

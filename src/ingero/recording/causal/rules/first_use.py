@@ -1,10 +1,12 @@
 """One-time costs: the first use of a kernel loads its module, the first calls of a process make its context.
 
-Not contention, and not repeated: the same kernel is fast from its second launch on.
+Not contention, and not repeated: the same kernel is fast from its second launch on. Compiling belongs to it where
+programs of a compiler were seen to run; what recurs in a running job is another rule's.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -15,6 +17,12 @@ from ingero.model.operations import OpKind, find_codes
 from ingero.recording.causal.evidence import EventRows, Evidence, Process, remembered, split_by
 from ingero.recording.causal.finding import Finding, Needs, Unjudged, process_rule
 from ingero.recording.causal.gaps import describe_gap
+from ingero.recording.causal.rules.compiling import (
+    KEEP_COMPILED,
+    describe_tools,
+    find_once,
+    find_repeated,
+)
 from ingero.units import NS_PER_MS, format_duration
 
 _SLOW_RATIO: Final = 20.0
@@ -72,7 +80,7 @@ def _find_parts(evidence: Evidence, process: Process) -> list[tuple[EventRows, f
         elif calls.kinds[0] in _BEGINNING:
             found = _slow_beginning(calls)
         elif calls.kinds[0] == OpKind.MODULE:
-            found = (calls, 0.0)
+            found = (calls.where(~find_repeated(evidence, process).contain(calls)), 0.0)
         else:
             continue
         if len(found[0]):
@@ -133,6 +141,65 @@ def _facts(rows: EventRows, typical: float) -> tuple[str, ...]:
     return (f"{len(rows)} × {rows.op}, slowest {format_duration(slowest)}{ratio}",)
 
 
+@dataclass(frozen=True, slots=True)
+class _OneTime:
+    """A cost that was paid once: calls of one operation, or compiling."""
+
+    name: str
+    lost_ns: int
+    span_ns: tuple[int, int]
+    n_cases: int
+    facts: tuple[str, ...]
+
+
+def _describe_part(rows: EventRows, typical: float) -> _OneTime:
+    lost_ns = round(float((rows.durations - typical).sum()))
+    return _OneTime(_name(rows), lost_ns, rows.span_ns, len(rows), _facts(rows, typical))
+
+
+def _compiling(evidence: Evidence, process: Process) -> list[_OneTime]:
+    """Pauses in which a compiler was seen to run, less the loads in them, which are parts of their own."""
+    pauses = find_once(evidence, process)
+    loads = process.calls.of(OpKind.MODULE)
+    loads = loads.where(pauses.contain(loads))
+    lost_ns = int(pauses.lost_ns.sum()) - int(loads.durations.sum())
+    if lost_ns <= 0:
+        return []
+    n = len(pauses)
+    what = "1 pause" if n == 1 else f"{n} pauses"
+    span_ns = int(pauses.spans.starts[0]), int(pauses.spans.ends[-1])
+    return [
+        _OneTime(
+            "compiling",
+            lost_ns,
+            span_ns,
+            n,
+            (f"{what} without a launch, until code was loaded", describe_tools(pauses)),
+        )
+    ]
+
+
+def _title(
+    process: Process, compiling: list[_OneTime], parts: list[tuple[EventRows, float]], lost_ns: int
+) -> str:
+    n_calls = sum(len(rows) for rows, _ in parts)
+    calls = f"{n_calls} first call{'s' * (n_calls > 1)}"
+    worst = max((int(rows.durations.max()) for rows, _ in parts), default=0)
+    slowest = f"slowest {format_duration(worst)}"
+    if not compiling:
+        return (
+            f"Cold start: {calls} of {process.name} took {format_duration(lost_ns)} once ({slowest}): "
+            "lazy loading, not contention"
+        )
+    compiled = f"{process.name} compiled for {format_duration(compiling[0].lost_ns)} before its code could be loaded"
+    rest = (
+        f", and {calls} took {format_duration(lost_ns - compiling[0].lost_ns)} ({slowest})"
+        if parts
+        else ""
+    )
+    return f"Cold start: {compiled}{rest}, once"
+
+
 @process_rule(
     "lazy_load",
     "First use of a kernel, or of the device, pays for loading once",
@@ -144,37 +211,30 @@ def _facts(rows: EventRows, typical: float) -> tuple[str, ...]:
 def lazy_load(evidence: Evidence, process: Process) -> Finding | Unjudged | None:
     """One-time costs of a process; undecided where an earlier launch of a slow function may have no row."""
     parts = _find_parts(evidence, process)
-    lost_ns = round(sum(float((rows.durations - typical).sum()) for rows, typical in parts))
+    compiling = _compiling(evidence, process)
+    found = [*compiling, *(_describe_part(*part) for part in parts)]
+    lost_ns = sum(part.lost_ns for part in found)
     if lost_ns < _MIN_LOST_NS:
         is_open = _is_thinned(evidence, process) and _has_slow_launches(process)
         missing = describe_gap(evidence, process, find_codes((OpKind.LAUNCH,))) if is_open else ""
         return Unjudged(process, missing) if is_open else None
-    worst = max(int(rows.durations.max()) for rows, _ in parts)
-    n_calls = sum(len(rows) for rows, _ in parts)
-    first = min(int(rows.starts.min()) for rows, _ in parts)
-    last = max(int(rows.ends.max()) for rows, _ in parts)
     causes = tuple(
-        Cause(
-            _name(rows),
-            round(float((rows.durations - typical).sum()) / lost_ns, 4),
-            _facts(rows, typical),
-        )
-        for rows, typical in sorted(parts, key=lambda part: -int(part[0].durations.sum()))
+        Cause(part.name, round(part.lost_ns / lost_ns, 4), part.facts)
+        for part in sorted(found, key=lambda part: -part.lost_ns)
     )
     return Finding(
-        title=(
-            f"Cold start: {n_calls} first call{'s' * (n_calls > 1)} of {process.name} took "
-            f"{format_duration(lost_ns)} once (slowest {format_duration(worst)}): lazy loading, not contention"
-        ),
-        span_ns=(first, last),
+        title=_title(process, compiling, parts, lost_ns),
+        span_ns=(min(p.span_ns[0] for p in found), max(p.span_ns[1] for p in found)),
         lost_ns=lost_ns,
         causes=causes,
         process=process,
-        op=parts[0][0].op if len(parts) == 1 else "",
-        n_cases=n_calls,
+        op=parts[0][0].op if len(found) == len(parts) == 1 else "",
+        n_cases=sum(part.n_cases for part in found),
         ruled_out=(
-            RuledOut("contention", 0.0, "the same calls are fast from their second use on"),
+            (RuledOut("contention", 0.0, "the same calls are fast from their second use on"),)
+            if parts
+            else ()
         ),
-        fix=_FIX,
+        fix=(*_FIX, KEEP_COMPILED) if compiling else _FIX,
         severity=Severity.LOW,
     )
