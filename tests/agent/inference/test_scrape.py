@@ -551,6 +551,31 @@ def test_models_beyond_the_bound_are_counted_and_noted_once_and_those_that_are_k
     assert said[1:] == [f"triton on port {port}: 2 of its models are not read, as 2 are the most"]
 
 
+def test_engines_beyond_the_bound_are_counted_and_named_and_those_that_started_first_stay(
+    proc, monkeypatch
+):
+    monkeypatch.setattr(scrape, "MAX_ENGINES", 2)
+    said, clock, pids = [], ManualClock(), [5, 6]
+    with serve(lambda: (500, b"")) as port, scraper_of(said, clock, pids) as scraper:
+        for pid in range(5, 10):
+            write_process(proc, pid, f"tritonserver --metrics-port {port + pid}")
+        found = []
+        for more in ([], [7], [], [8, 9]):
+            pids += more
+            scraper.scrape_due()
+            clock.advance(60 * NS_PER_S)
+            losses = read_losses(InferenceWatch(InferenceSettings(), print), scraper)
+            found.append(([one.pid for one in scraper.engines], losses["engines_not_read"]))
+    assert found == [([5, 6], 0), ([5, 6], 1), ([5, 6], 1), ([5, 6], 3)]
+    assert [line for line in said if "are the most" in line] == [
+        f"the metrics of 1 more engine are not read, as 2 are the most: triton on port {port + 7}",
+        (
+            f"the metrics of 3 more engines are not read, as 2 are the most: triton on port {port + 7}, "
+            f"triton on port {port + 8}, triton on port {port + 9}"
+        ),
+    ]
+
+
 def test_losses_are_one_series_with_those_of_the_engines(proc):
     lines = page_of_models([f"{i:04}" for i in range(1000)])
     with (

@@ -32,12 +32,14 @@ from ingero.units import NS_PER_S
 
 MAX_PAGE_BYTES: Final = 4 << 20
 MAX_ENGINES: Final = 64
+"""That are read; those that started first."""
 MAX_PORTS: Final = 1024
 """Of engines whose readings stay counted while they are away, so that the counts do not fall."""
 _TIMEOUT_S: Final = 3.0  # of one answer, from the connection to its last byte
 _NO_TLS: Final = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
 """Pages are read by plain HTTP: a client would load the machine's certificates for nothing each time."""
 _PORT_DIGITS: Final = 5
+_MAX_NAMED: Final = 3
 _TICK_NS: Final = NS_PER_S // os.sysconf("SC_CLK_TCK")
 
 
@@ -116,8 +118,30 @@ class EngineState:
         return self.pid, self.start_ticks, self.model
 
 
+@dataclass(slots=True)
+class LeftOut:
+    """What was not read because there was too much of it, each time that one appeared.
+
+    Attributes:
+        n_engines: Engines.
+        n_models: Models of engines.
+    """
+
+    n_engines: int = 0
+    n_models: int = 0
+    _engines: frozenset[tuple[str, int]] = frozenset()
+
+    def take_engines(self, keys: Iterable[tuple[str, int]]) -> int:
+        """Count the engines that are not read now; how many of them are new."""
+        now = frozenset(keys)
+        n_new = len(now - self._engines)
+        self.n_engines += n_new
+        self._engines = now
+        return n_new
+
+
 def find_engines(pids: Iterable[int], proc: Path = Path("/proc")) -> Iterator[EngineState]:
-    """The engines among processes, by their command lines, of each port that which started first."""
+    """The engines among processes, by their command lines, of each port that which started first; oldest first."""
     found: list[EngineState] = []
     for pid in pids:
         try:
@@ -133,7 +157,7 @@ def find_engines(pids: Iterable[int], proc: Path = Path("/proc")) -> Iterator[En
         found.append(EngineState(engine, pid, port, model, *_read_start(pid, proc)))
     ports: set[int] = set()
     for one in sorted(found, key=lambda one: (one.start_ticks, one.pid)):
-        if one.port not in ports and len(ports) < MAX_ENGINES:
+        if one.port not in ports:
             ports.add(one.port)
             yield one
 
@@ -202,7 +226,7 @@ class EngineScraper(Closing):
         UnsupportedError: ``prometheus_client`` is not installed.
 
     Attributes:
-        n_models_left_out: Models of engines that were not followed, because there were too many.
+        left_out: What was not read.
     """
 
     def __init__(
@@ -219,7 +243,7 @@ class EngineScraper(Closing):
                 "reading the metrics of engines needs the package prometheus-client",
                 hint="pip install 'ingero[agent]', or --inference-scrape off",
             ) from error
-        self.n_models_left_out = 0
+        self.left_out = LeftOut()
         self._settings = settings
         self._clock = clock
         self._report = report
@@ -255,12 +279,23 @@ class EngineScraper(Closing):
         now_ns = self._clock.mono_ns()
         if self._searched_ns is None or now_ns - self._searched_ns >= self._settings.redetect_ns:
             self._searched_ns = now_ns
-            found = {(one.engine.name, one.port): one for one in find_engines(self._pids())}
-            self._engines = {key: self._recognise(key, one) for key, one in found.items()}
+            self._search()
         for state in self.engines:
             if self._stop.is_set():
                 return
             self._read(state)
+
+    def _search(self) -> None:
+        found = [((one.engine.name, one.port), one) for one in find_engines(self._pids())]
+        self._engines = {key: self._recognise(key, one) for key, one in found[:MAX_ENGINES]}
+        left_out = [key for key, _ in found[MAX_ENGINES:]]
+        if self.left_out.take_engines(left_out):
+            first = ", ".join(f"{name} on port {port}" for name, port in left_out[:_MAX_NAMED])
+            more = ", …" if len(left_out) > _MAX_NAMED else ""
+            n = f"{len(left_out)} more engine{'s' * (len(left_out) > 1)}"
+            self._report(
+                f"the metrics of {n} are not read, as {MAX_ENGINES} are the most: {first}{more}"
+            )
 
     def _recognise(self, key: tuple[str, int], found: EngineState) -> EngineState:
         """What is known of an engine; of another one than before only how its port could be read stays."""
@@ -323,7 +358,7 @@ class EngineScraper(Closing):
         n_before = state.models.n_left_out
         followed = state.models.take(numbers)
         n_left_out = state.models.n_left_out
-        self.n_models_left_out += n_left_out - n_before
+        self.left_out.n_models += n_left_out - n_before
         if n_left_out and not n_before:
             where = f"{state.engine.name} on port {state.port}"
             self._report(

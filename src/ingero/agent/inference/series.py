@@ -82,7 +82,8 @@ def read_losses(watch: InferenceWatch, engines: EngineScraper | None = None) -> 
         "calls_without_step": watch.finder.n_dropped,
         "steps_over_a_minute": watch.finder.n_long,
         "allocations_not_followed": watch.allocations.n_untracked,
-        "models_not_read": engines.n_models_left_out if engines is not None else 0,
+        "engines_not_read": engines.left_out.n_engines if engines is not None else 0,
+        "models_not_read": engines.left_out.n_models if engines is not None else 0,
     }
 
 
