@@ -202,6 +202,38 @@ def test_a_page_that_cannot_be_read_is_bad_data(page):
         read_page(page, VLLM)
 
 
+TTFT = "vllm:time_to_first_token_seconds"
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        ['vllm:kv_cache_usage_perc{model_name="x"} NaN'],
+        ['vllm:prompt_tokens_total{model_name="x"} -3'],
+        ['vllm:num_requests_waiting{e="0"} 1e308', 'vllm:num_requests_waiting{e="1"} 1e308'],
+        [f'{TTFT}_bucket{{le="1"}} 5'],
+        [f'{TTFT}_bucket{{le="NaN"}} 5', f'{TTFT}_bucket{{le="+Inf"}} 5'],
+        [f'{TTFT}_bucket{{le="1"}} 5', f'{TTFT}_bucket{{le="+Inf"}} 5', f"{TTFT}_sum NaN"],
+    ],
+    ids=["not a number", "negative", "too large", "no last bucket", "no bound", "sum"],
+)
+def test_a_metric_that_cannot_be_read_leaves_the_others_of_its_page(lines):
+    page = read_page("\n".join([*lines, "vllm:num_requests_running 4", ""]), VLLM)
+    assert {metric.name: number for (metric, _), number in page.numbers.items()} == {
+        "gen_ai.server.batch.size": 4
+    }
+    assert page.unreadable == {lines[0].split("{")[0].removesuffix("_bucket")}
+
+
+def test_a_line_that_is_too_long_is_refused_before_it_is_parsed():
+    """The parser's time grows with the square of a line's labels: 300 000 of them took 90 seconds."""
+    page = "a{" + ",".join(f'l{i}="v"' for i in range(100_000)) + "} 1\n"
+    began_s = time.monotonic()
+    with pytest.raises(BadDataError, match="a line of"):
+        read_page(page, VLLM)
+    assert time.monotonic() - began_s < 5
+
+
 @pytest.mark.parametrize(
     ("line", "engine"),
     [
@@ -573,6 +605,29 @@ def test_engines_beyond_the_bound_are_counted_and_named_and_those_that_started_f
             f"the metrics of 3 more engines are not read, as 2 are the most: triton on port {port + 7}, "
             f"triton on port {port + 8}, triton on port {port + 9}"
         ),
+    ]
+
+
+def test_metrics_that_cannot_be_read_are_counted_and_named_once(proc):
+    usual = "vllm:num_requests_running 4\n"
+    loads = [
+        usual,
+        usual + "vllm:kv_cache_usage_perc NaN\n",
+        usual + "vllm:kv_cache_usage_perc NaN\n",
+    ]
+    said, found = [], []
+    with (
+        serve(lambda: (200, loads[len(found)].encode())) as port,
+        scraper_of(said, ManualClock(), [5]) as scraper,
+    ):
+        write_process(proc, 5, f"vllm serve x --port {port}")
+        for _ in loads:
+            scraper.scrape_due()
+            losses = read_losses(InferenceWatch(InferenceSettings(), print), scraper)
+            found.append(losses["metrics_not_read"])
+    assert found == [0, 1, 1]
+    assert said[1:] == [
+        f"vllm on port {port}: metrics that are no numbers are left out: vllm:kv_cache_usage_perc"
     ]
 
 

@@ -5,6 +5,7 @@ Pages are other people's text: the number of models that are followed is bounded
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -16,6 +17,8 @@ from ingero.errors import BadDataError
 MAX_MODELS: Final = 256
 """Of one engine."""
 MAX_TEXT: Final = 256
+MAX_LINE: Final = 16 << 10
+"""Characters: the parser's time grows with the square of a line's labels."""
 _MODEL_LABELS: Final = ("model_name", "model")
 _UNREADABLE: Final = (ValueError, KeyError, IndexError, TypeError, AttributeError, OverflowError)
 """What prometheus_client's parser raises on text that is no page, and numbers that are none."""
@@ -29,10 +32,12 @@ class EnginePage:
     Attributes:
         numbers: By metric and model.
         started_s: When the process that made the page started, Unix time, as it says; 0 where it does not.
+        unreadable: Metrics, as the engine calls them, whose samples are no numbers, or no histogram.
     """
 
     numbers: Mapping[tuple[EngineMetric, str], Number]
     started_s: float
+    unreadable: frozenset[str] = frozenset()
 
 
 @dataclass(slots=True)
@@ -99,33 +104,46 @@ class SumStarts:
 def read_page(text: str, engine: ServingEngine) -> EnginePage:
     """What is known of a page.
 
-    Samples of one model, such as those of several ranks, are added up; of a share the greatest counts.
+    Samples of one model, such as those of several ranks, are added up; of a share the greatest counts. A metric that
+    cannot be read is left out, and the others are taken.
 
     Raises:
-        BadDataError: It is no page in Prometheus' text format.
+        BadDataError: It is no page in Prometheus' text format, or nothing that is known of it can be read.
     """
     from prometheus_client.parser import text_string_to_metric_families  # noqa: PLC0415
 
+    longest = max(map(len, text.splitlines()), default=0)
+    if longest > MAX_LINE:
+        raise BadDataError(f"not a page of metrics: a line of {longest} characters")
+    samples: dict[str, list[Any]] = {}
     try:
-        samples: dict[str, list[Any]] = {}
         for family in text_string_to_metric_families(text):
             for sample in family.samples:
                 samples.setdefault(sample.name, []).append(sample)
-        found: dict[tuple[EngineMetric, str], Number] = {}
-        known: set[str] = set()
-        for metric in engine.metrics:
-            if metric.name in known:
-                continue
-            numbers = _read_metric(metric, samples)
-            known |= {metric.name} if numbers else set()
-            found |= {(metric, model): number for model, number in numbers.items()}
         started = samples.get("process_start_time_seconds")
-        return EnginePage(found, float(started[0].value) if started else 0.0)
+        started_s = float(started[0].value) if started else 0.0
     except _UNREADABLE as error:
         raise BadDataError(f"not a page of metrics: {error!r}"[:MAX_TEXT]) from error
+    found: dict[tuple[EngineMetric, str], Number] = {}
+    known: set[str] = set()
+    unreadable: dict[str, Exception] = {}
+    for metric in engine.metrics:
+        if metric.name in known:
+            continue
+        try:
+            numbers = _read_metric(metric, samples)
+        except _UNREADABLE as error:
+            unreadable[metric.theirs] = error
+            continue
+        known |= {metric.name} if numbers else set()
+        found |= {(metric, model): number for model, number in numbers.items()}
+    if unreadable and not found:
+        why = next(iter(unreadable.values()))
+        raise BadDataError(f"not a page of metrics: {why!r}"[:MAX_TEXT]) from why
+    return EnginePage(found, started_s, frozenset(unreadable))
 
 
-def _read_metric(metric: EngineMetric, samples: Mapping[str, list[Any]]) -> dict[str, Number]:
+def _read_metric(metric: EngineMetric, samples: Mapping[str, list[Any]]) -> Mapping[str, Number]:
     if metric.kind is Kind.HISTOGRAM:
         sums = _group(metric, samples.get(f"{metric.theirs}_sum", ()))
         buckets = _group(metric, samples.get(f"{metric.theirs}_bucket", ()))
@@ -133,10 +151,13 @@ def _read_metric(metric: EngineMetric, samples: Mapping[str, list[Any]]) -> dict
     # The parser gives counters that lack it the suffix that OpenMetrics wants.
     found = samples.get(metric.theirs, samples.get(f"{metric.theirs}_total", ()))
     add_up = max if metric.name.endswith(".utilization") else sum
-    return {
-        model: metric.scale * add_up([_read_number(one.value) for one in some])
-        for model, some in _group(metric, found).items()
-    }
+    numbers: dict[str, Number] = {}
+    for model, some in _group(metric, found).items():
+        number = _read_number(metric.scale * add_up([_read_number(one.value) for one in some]))
+        if metric.kind is Kind.SUM and number < 0:
+            raise ValueError(f"a counter of {number}")
+        numbers[model] = number
+    return numbers
 
 
 def _group(metric: EngineMetric, samples: Iterable[Any]) -> dict[str, list[Any]]:
@@ -167,6 +188,8 @@ def _add_up(buckets: list[Any], sums: list[Any]) -> Distribution:
     cumulative: dict[float, float] = {}
     for bucket in buckets:
         bound = float(bucket.labels["le"])
+        if math.isnan(bound):
+            raise ValueError("a bucket without a bound")
         cumulative[bound] = cumulative.get(bound, 0.0) + _read_number(bucket.value)
     bounds = sorted(cumulative)
     if not bounds or bounds[-1] != float("inf"):
@@ -177,5 +200,5 @@ def _add_up(buckets: list[Any], sums: list[Any]) -> Distribution:
         before = cumulative[bound]
     if min(counts) < 0:
         raise ValueError("buckets that are not cumulative")
-    total = sum(_read_number(one.value) for one in sums)
+    total = _read_number(sum(_read_number(one.value) for one in sums))
     return Distribution(tuple(bounds[:-1]), tuple(counts), total)

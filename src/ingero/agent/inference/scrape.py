@@ -96,6 +96,7 @@ class EngineState:
         reading: The last page.
         models: Which of its models are followed.
         sums: Since when its sums count.
+        unreadable: Its metrics that could not be read, of the last page.
         outcomes: Readings so far.
         last: Outcome of the last one; None before the first.
     """
@@ -109,6 +110,7 @@ class EngineState:
     reading: EngineReading = field(default_factory=EngineReading)
     models: FollowedModels = field(default_factory=FollowedModels)
     sums: SumStarts = field(default_factory=SumStarts)
+    unreadable: frozenset[str] = frozenset()
     outcomes: dict[ScrapeOutcome, int] = field(default_factory=dict)
     last: ScrapeOutcome | None = None
 
@@ -120,15 +122,17 @@ class EngineState:
 
 @dataclass(slots=True)
 class LeftOut:
-    """What was not read because there was too much of it, each time that one appeared.
+    """What was not read, each time that one appeared.
 
     Attributes:
-        n_engines: Engines.
-        n_models: Models of engines.
+        n_engines: Engines, because there were too many.
+        n_models: Models of engines, for the same reason.
+        n_metrics: Metrics of engines whose samples are no numbers.
     """
 
     n_engines: int = 0
     n_models: int = 0
+    n_metrics: int = 0
     _engines: frozenset[tuple[str, int]] = frozenset()
 
     def take_engines(self, keys: Iterable[tuple[str, int]]) -> int:
@@ -344,6 +348,7 @@ class EngineScraper(Closing):
             return ScrapeOutcome.MALFORMED, f"{url}: {error.message}"
         if not found.numbers:
             return ScrapeOutcome.UNKNOWN_METRICS, f"{url} has none of {state.engine.name}'s metrics"
+        self._note_unreadable(state, found.unreadable)
         now_ns = self._clock.wall_ns()
         is_known = 0 < found.started_s <= now_ns / NS_PER_S
         started_ns = round(found.started_s * NS_PER_S) if is_known else state.started_ns
@@ -351,6 +356,14 @@ class EngineScraper(Closing):
         # Both at once: the tracing thread reads them meanwhile.
         state.reading = EngineReading(numbers, state.sums.take(numbers, started_ns, now_ns))
         return ScrapeOutcome.TAKEN, ""
+
+    def _note_unreadable(self, state: EngineState, unreadable: frozenset[str]) -> None:
+        fresh = sorted(unreadable - state.unreadable)
+        state.unreadable = unreadable
+        self.left_out.n_metrics += len(fresh)
+        if fresh:
+            where = f"{state.engine.name} on port {state.port}"
+            self._report(f"{where}: metrics that are no numbers are left out: {', '.join(fresh)}")
 
     def _follow_models(
         self, state: EngineState, numbers: Mapping[tuple[EngineMetric, str], Number]

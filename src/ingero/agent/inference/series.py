@@ -83,6 +83,7 @@ def read_losses(watch: InferenceWatch, engines: EngineScraper | None = None) -> 
         "steps_over_a_minute": watch.finder.n_long,
         "allocations_not_followed": watch.allocations.n_untracked,
         "engines_not_read": engines.left_out.n_engines if engines is not None else 0,
+        "metrics_not_read": engines.left_out.n_metrics if engines is not None else 0,
         "models_not_read": engines.left_out.n_models if engines is not None else 0,
     }
 
