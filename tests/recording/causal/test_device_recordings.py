@@ -91,3 +91,12 @@ def test_where_no_compiler_ran_nothing_is_called_compiling(name, told):
 @pytest.mark.parametrize("name", ["train.db", "tri.db", "jax.db", "static.db"])
 def test_no_recorded_program_compiled_again_and_again(name, told):
     assert of_rules(told(name), "repeated_compiling") == []
+
+
+def test_time_without_calls_is_called_the_most_that_the_gpu_can_have_been_idle(told):
+    (found,) = of_rules(told("train.db"), "input_starvation")
+    assert "python3 made no GPU call for 88% of a 14.6 s phase" in found.title
+    assert "GPU was silent" not in found.title
+    assert any(
+        "the most that the GPU can have been idle" in fact for fact in found.causes[0].evidence
+    )

@@ -45,7 +45,7 @@ class CheckAnswer(msgspec.Struct, frozen=True):
 
 _NEEDED = {
     Source.CUDA: "GPU calls: starvation, copies, launches, cold starts",
-    Source.HOST: "thread switches: preemption, waiting, and who computes while the GPU is silent",
+    Source.HOST: "thread switches: preemption, waiting, and who computes while no GPU call is made",
     Source.IO: "disk requests: blocking reads",
     Source.NCCL: "collectives: late ranks",
     Source.GPU: "driver facts: throttling, Xid, ECC",

@@ -105,7 +105,7 @@ _FIX_SERVING: Final = (
 
 @rule(
     "input_starvation",
-    "The GPU is silent while the thread that feeds it computes, reads or waits for a worker",
+    "Again and again no GPU call is made while the thread that makes them computes, reads or waits for a worker",
     Needs(CALLS, max_missing=1.0, is_absence=True, is_proof=True),
 )
 def input_starvation(evidence: Evidence) -> list[Finding | Unjudged]:
@@ -115,7 +115,7 @@ def input_starvation(evidence: Evidence) -> list[Finding | Unjudged]:
 
 @rule(
     "one_off_stall",
-    "The GPU is silent once or twice in a run, for a second or more, while the thread that feeds it is kept",
+    "Once or twice in a run no GPU call is made for a second or more while the thread that makes them is kept",
     Needs(CALLS, max_missing=1.0, is_absence=True, is_proof=True),
 )
 def one_off_stall(evidence: Evidence) -> list[Finding | Unjudged]:
@@ -223,15 +223,15 @@ def _name(process: Process, phase: _Phase, silent_ns: int | None, top: str) -> s
     n_gaps, span_ns = len(phase.gaps), phase.span_ns[1] - phase.span_ns[0]
     lost_ns = phase.gaps.total_ns if silent_ns is None else silent_ns
     if silent_ns is None:
-        what, who = f"no GPU call of {process.name} has a row for", "it"
+        what = f"no GPU call of {process.name} has a row for"
     else:
-        what, who = "the GPU was silent for", process.name
+        what = f"{process.name} made no GPU call for"
     if not phase.is_recurring:
         times = "once" if n_gaps == 1 else f"in {n_gaps} gaps"
-        return f"Stall: {what} {format_duration(lost_ns)} {times} while {who} was {top}"
+        return f"Stall: {what} {format_duration(lost_ns)} {times} while it was {top}"
     return (
         f"Input starvation: {what} {lost_ns / span_ns:.0%} of a {span_ns / NS_PER_S:.1f} s "
-        f"phase in {n_gaps} gaps while {who} was {top}"
+        f"phase in {n_gaps} gaps while it was {top}"
     )
 
 
@@ -358,6 +358,9 @@ def _describe(
         else f"no GPU call for {silence}: {n_gaps} gaps of {gap_range}",
         f"thread {tid} of {process.name}: {found.share(ON_CPU):.1%} of the silence on a CPU",
     ]
+    evidence.append(
+        "time without calls is the most that the GPU can have been idle: work launched before may run on into it"
+    )
     if n_unseen:
         evidence.append(
             f"{n_unseen} calls were counted without a row; in these gaps they fill at most "
