@@ -1,12 +1,14 @@
 """The kinds of recordings that exist, with jitter, counts, sizes and culprits that no rule was tuned to."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from ingero.model.events import CopyKind, CudaOp, DriverOp, HostOp, IoOp, OffCpuReason, Source
 from ingero.recording.causal.engine import explain
 from ingero.recording.export.merge import merge_recordings
-from ingero.recording.scenarios.builder import RecordingBuilder
+from ingero.recording.scenarios.builder import START_NS, RecordingBuilder
 from ingero.recording.scenarios.loop import FUNCTION, LAUNCH, SYNC, Loop
 from ingero.recording.store.reader import load_recording
 
@@ -280,3 +282,68 @@ def test_a_wait_for_the_gpu_lasts_until_cudas_own_thread_gets_a_cpu():
         ("runnable_wait", "waiting for a free CPU")
     ]
     assert "runnable_wait" not in dict(told(wait_woken_by_a_thread_of_its_own(is_queued=False)))
+
+
+def interrupted_loop(ends):
+    """Two stretches of steps of one pid with a minute between of which no row tells; the moments around it."""
+    built = RecordingBuilder()
+    loop = Loop(built)
+    loop.steps(200)
+    loop.sleep(MS)
+    until = loop.at_ns
+    if ends:
+        built.call((Source.HOST, HostOp.EXIT), until, 0, PID)
+    loop.rest(60_000 * MS)
+    since = loop.at_ns
+    loop.steps(200)
+    return built, START_NS + until, START_NS + since
+
+
+@pytest.mark.parametrize("is_stop_known", [True, False])
+def test_time_between_two_runs_of_the_agent_is_no_stall(is_stop_known):
+    built, until, since = interrupted_loop(ends=False)
+    recording = built.build()
+    (session,) = recording.sessions
+    first = replace(session, stopped_wall_ns=until if is_stop_known else 0)
+    restarted = replace(recording, sessions=(first, replace(session, started_wall_ns=since)))
+    assert [one.rule for one in explain(recording).incidents] == ["one_off_stall"]
+    assert explain(restarted).incidents == ()
+
+
+def test_two_runs_of_the_agent_that_overlap_leave_nothing_unwatched():
+    built, until, _ = interrupted_loop(ends=False)
+    recording = built.build()
+    (session,) = recording.sessions
+    first = replace(session, stopped_wall_ns=until + 1_000 * MS)
+    sessions = (first, replace(session, started_wall_ns=until))
+    found = explain(replace(recording, sessions=sessions)).incidents
+    assert [one.rule for one in found] == ["one_off_stall"]
+
+
+def test_time_between_two_processes_of_one_pid_is_no_stall():
+    built, _, _ = interrupted_loop(ends=True)
+    assert told(built) == []
+
+
+def test_compiling_is_not_looked_for_where_nobody_watched():
+    built = RecordingBuilder()
+    loop = Loop(built)
+    moments = []
+    for _ in range(5):
+        loop.steps(20)
+        loop.sleep(MS)
+        moments.append(START_NS + loop.at_ns)
+        loop.rest(4_000 * MS)
+        moments.append(START_NS + loop.at_ns)
+        loop.call((Source.DRIVER, DriverOp.MODULE_LOAD), MS)
+    loop.steps(20)
+    recording = built.build()
+    (session,) = recording.sessions
+    edges = [START_NS, *moments, 0]
+    sessions = tuple(
+        replace(session, started_wall_ns=begin, stopped_wall_ns=end)
+        for begin, end in zip(edges[::2], edges[1::2], strict=True)
+    )
+    assert "repeated_compiling" in dict(told(built))
+    found = explain(replace(recording, sessions=sessions)).incidents
+    assert "repeated_compiling" not in {one.rule for one in found}

@@ -33,7 +33,7 @@ from ingero.recording.causal.attribution import (
 )
 from ingero.recording.causal.evidence import EventRows, Evidence, Process
 from ingero.recording.causal.finding import Finding, Needs, Unjudged, rule
-from ingero.recording.causal.gaps import describe_gap
+from ingero.recording.causal.gaps import describe_gap, find_unwatched
 from ingero.recording.causal.intervals import NO_TIME, Intervals, Times
 from ingero.recording.causal.rules.inference import is_serving
 from ingero.units import NS_PER_MS, NS_PER_S, format_duration
@@ -127,15 +127,15 @@ def _find(evidence: Evidence, *, is_recurring: bool) -> list[Finding | Unjudged]
     return [
         finding
         for process in evidence.gpu_processes
-        for phase in _iter_phases(process)
+        for phase in _iter_phases(evidence, process)
         if phase.is_recurring is is_recurring
         for finding in _judge(evidence, process, phase)
     ]
 
 
-def _iter_phases(process: Process) -> Iterator[_Phase]:
+def _iter_phases(evidence: Evidence, process: Process) -> Iterator[_Phase]:
     """Long gaps between calls, joined while what lies between two of them is shorter than they are."""
-    gaps = _find_gaps(process)
+    gaps = _find_gaps(evidence, process)
     if not len(gaps):
         return
     lengths = gaps.ends - gaps.starts
@@ -148,12 +148,12 @@ def _iter_phases(process: Process) -> Iterator[_Phase]:
                 yield phase
 
 
-def _find_gaps(process: Process) -> Intervals:
+def _find_gaps(evidence: Evidence, process: Process) -> Intervals:
     """Long gaps between calls of a running job.
 
     Those of its start lie before the first launch, or end with new code: a gap counts as such where a module is loaded
     before as much time has passed again. So does the time in which a compiler runs. It ends with the
-    last launch, copy or wait.
+    last launch, copy or wait. One in which nobody watched is none.
     """
     calls = process.calls
     busy = Intervals.of(
@@ -163,7 +163,8 @@ def _find_gaps(process: Process) -> Intervals:
     lengths = ends - starts
     loads = calls.of(OpKind.MODULE).starts
     n_loads = np.searchsorted(loads, ends + lengths) - np.searchsorted(loads, ends)
-    is_gap = (lengths >= _MIN_GAP_NS) & (n_loads == 0)
+    unwatched = find_unwatched(evidence, process)
+    is_gap = (lengths >= _MIN_GAP_NS) & (n_loads == 0) & (unwatched.covered_ns(starts, ends) == 0)
     launches = calls.of(OpKind.LAUNCH, OpKind.GRAPH_LAUNCH)
     if len(launches):
         is_gap &= (starts >= launches.starts[0]) & (
