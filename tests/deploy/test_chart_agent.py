@@ -103,6 +103,15 @@ def test_in_either_mode_the_agent_has_the_token_and_certificates_that_are_named(
         assert secrets[places[str(file.parent)]] == secret
 
 
+@pytest.mark.parametrize("mode", ["trace", "fleet-push"])
+def test_the_agent_needs_no_client_certificate_for_a_fleet_that_asks_for_none(mode):
+    tls = {"secretName": "authority", "certKey": "", "keyKey": ""}
+    push = {"endpoint": "https://f:4318", "clusterID": "c", "tls": tls}
+    (agent,) = find_pod(render("ingero", mode=mode, fleetPush=push))["spec"]["containers"]
+    given = [word for word in agent["args"] if word.startswith("--fleet-tls-")]
+    assert given == ["--fleet-tls-ca=/etc/ingero/fleet-tls/ca.crt"]
+
+
 @pytest.mark.parametrize(
     ("mode", "has_sink", "jobs"),
     [

@@ -234,7 +234,7 @@ def test_two_agents_never_fight_over_one_socket(collector, tmp_path, start):
         (["--stub", "--fleet-timeout=20s", "--fleet-node-rank=3"],
          ["--fleet-timeout: must not be longer", "--fleet-node-rank: must be below"]),
         (["--stub", "--fleet-cluster-id=a\nb"], ["--fleet-cluster-id: must not contain a line"]),
-        (["--stub", "--fleet-tls-ca=/nope", "--fleet-insecure"],
+        (["--stub", "--fleet-tls-ca=/nope", "--fleet-tls-key=/nope", "--fleet-insecure"],
          ["--fleet-tls-cert: is missing", "--fleet-insecure: contradicts", "/nope"]),
         (["--stub", "--otlp-enabled", "--fleet-header=x"],
          ["--otlp-endpoint: is required", "--fleet-header"]),

@@ -50,9 +50,11 @@ class PushConfig:
     )
     fleet_insecure: bool = option("Speak http where the endpoint does not say.", default=False)
     fleet_tls_ca: str = option(
-        "Authorities to trust. All three of --fleet-tls-* or none.", default="", metavar="FILE"
+        "Authorities to trust instead of the system's.", default="", metavar="FILE"
     )
-    fleet_tls_cert: str = option("Client certificate chain.", default="", metavar="FILE")
+    fleet_tls_cert: str = option(
+        "Client certificate chain, with --fleet-tls-key.", default="", metavar="FILE"
+    )
     fleet_tls_key: str = option(
         "Its private key, readable by its owner only.", default="", metavar="FILE"
     )

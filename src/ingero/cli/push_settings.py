@@ -29,7 +29,9 @@ from ingero.units import NS_PER_MS, NS_PER_S
 def check_tls_files(
     files: tuple[str, str, str], *, is_insecure: bool, allows_loose_key: bool
 ) -> list[ConfigProblem]:
-    """Say what is wrong with ``--fleet-tls-ca``, ``-cert`` and ``-key``; none of them set is right, too.
+    """Say what is wrong with ``--fleet-tls-ca``, ``-cert`` and ``-key``.
+
+    None is needed: without an authority those of the system are trusted, without a pair no certificate is shown.
 
     Args:
         files: CA, certificate and key as given; empty when not given.
@@ -37,15 +39,12 @@ def check_tls_files(
         allows_loose_key: Accept a key that others may read.
     """
     options = ("--fleet-tls-ca", "--fleet-tls-cert", "--fleet-tls-key")
-    if not any(files):
-        return []
+    _, certificate, key = files
     problems = []
-    missing = [option for option, file in zip(options, files, strict=True) if not file]
-    if missing:
-        problems.append(
-            ConfigProblem(missing[0], "is missing: set all three of --fleet-tls-* or none")
-        )
-    if is_insecure:
+    if bool(certificate) != bool(key):
+        missing, other = reversed(options[1:]) if certificate else options[1:]
+        problems.append(ConfigProblem(missing, f"is missing: it goes with {other}"))
+    if is_insecure and any(files):
         problems.append(ConfigProblem("--fleet-insecure", "contradicts --fleet-tls-*"))
     for option, file in zip(options, files, strict=True):
         if file:

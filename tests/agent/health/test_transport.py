@@ -472,7 +472,7 @@ def test_mutual_tls_over_grpc(tls_files):
     server.stop(None).wait()
 
 
-def test_tls_files_are_all_or_none_and_a_loose_key_is_refused(tls_files, tmp_path):
+def test_tls_files_are_looked_at_and_a_loose_key_is_refused(tls_files, tmp_path):
     _, _, files = tls_files
     assert check_tls_files(("", "", ""), is_insecure=True, allows_loose_key=False) == []
     assert check_tls_files(files, is_insecure=False, allows_loose_key=False) == []
