@@ -45,8 +45,11 @@ class PushConfig:
     )
     fleet_workload_type: str = option("Kind of work, such as training.", default="unknown")
     fleet_push_interval: int = duration("Between regular pushes; at least 1s.", default="10s")
-    fleet_timeout: int = duration(
-        "Longest wait for one answer; by default no longer than the push interval.", default="5s"
+    fleet_timeout: int | None = option(
+        "Longest wait for one answer.  [default: 5s, or the push interval if that is shorter]",
+        default=None,
+        type=str,
+        callback=read_optional_duration,
     )
     fleet_insecure: bool = option("Speak http where the endpoint does not say.", default=False)
     fleet_tls_ca: str = option(

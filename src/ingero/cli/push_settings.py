@@ -70,6 +70,7 @@ def _check_file(file: str, *, is_key: bool) -> str:
 
 MIN_PUSH_INTERVAL_NS: Final = NS_PER_S
 MIN_TIMEOUT_NS: Final = 100 * NS_PER_MS
+USUAL_TIMEOUT_NS: Final = 5 * NS_PER_S
 MIN_SAMPLE_INTERVAL_NS: Final = 100 * NS_PER_MS
 WINDOW_SKEW_NS: Final = 5 * NS_PER_S
 """What two nodes' windows may differ by: recorders count launches in buckets of 5 s."""
@@ -125,9 +126,7 @@ class _Builder:
             persist_stale_age_ns=options.fleet_persist_stale_age,
             socket_path=self._remediate.remediate_socket if self._remediate.remediate else None,
             socket_gid=self._remediate.remediate_gid,
-            spans=TransportSettings(
-                endpoint=spans, timeout_ns=options.fleet_timeout, is_protobuf=True
-            )
+            spans=TransportSettings(endpoint=spans, timeout_ns=self._timeout_ns, is_protobuf=True)
             if spans is not None and self._spans.otlp_enabled
             else None,
             spill=self._build_spill(),
@@ -156,8 +155,9 @@ class _Builder:
         rules = (
             ("--fleet-push-interval", options.fleet_push_interval >= MIN_PUSH_INTERVAL_NS,
              "must be at least 1s"),
-            ("--fleet-timeout", options.fleet_timeout >= MIN_TIMEOUT_NS, "must be at least 100ms"),
-            ("--fleet-timeout", options.fleet_timeout <= options.fleet_push_interval,
+            ("--fleet-timeout", self._timeout_ns >= MIN_TIMEOUT_NS or options.fleet_timeout is None,
+             "must be at least 100ms"),
+            ("--fleet-timeout", self._timeout_ns <= options.fleet_push_interval,
              "must not be longer than --fleet-push-interval"),
             ("--fleet-poll-interval", options.fleet_poll_interval >= NS_PER_S,
              "must be at least 1s"),
@@ -213,6 +213,12 @@ class _Builder:
         except ConfigError as error:
             self._problems += error.problems
             return None
+
+    @property
+    def _timeout_ns(self) -> int:
+        given = self._options.fleet_timeout
+        usual = min(USUAL_TIMEOUT_NS, self._options.fleet_push_interval)
+        return usual if given is None else given
 
     @property
     def _peers_wait_ns(self) -> int:
@@ -271,7 +277,7 @@ class _Builder:
         options = self._options
         return TransportSettings(
             endpoint=endpoint,
-            timeout_ns=options.fleet_timeout,
+            timeout_ns=self._timeout_ns,
             cluster_id=options.fleet_cluster_id,
             is_protobuf=options.fleet_protocol == "http/protobuf",
             is_gzip=options.fleet_compression == "gzip",

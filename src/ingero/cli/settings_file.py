@@ -70,10 +70,14 @@ class ConfiguredCommand(CheckedCommand):
             if isinstance(option, SettingOption):
                 yield option
 
+    @property
+    def section(self) -> str:
+        """The section of the file that is its own."""
+        return (self.name or "").replace("-", "_")
+
     def find_keys(self, option: SettingOption) -> tuple[str, ...]:
         """Where one of them stands in the file."""
-        section = (self.name or "").replace("-", "_")
-        return tuple(key if "." in key else f"{section}.{key}" for key in option.keys)
+        return tuple(key if "." in key else f"{self.section}.{key}" for key in option.keys)
 
 
 def find_variables(option: SettingOption, keys: tuple[str, ...]) -> list[str]:
@@ -134,9 +138,11 @@ class SettingsFile:
         values: By key, as click takes them.
         lines: By key, where it stands.
         ignored: Keys of the existing agent that mean nothing here, with what to do instead.
+        settings: Every key that a file may have.
     """
 
     file: str
+    settings: Mapping[str, Setting]
     values: dict[str, Any] = field(default_factory=dict)
     lines: dict[str, int | None] = field(default_factory=dict)
     ignored: dict[str, str] = field(default_factory=dict)
@@ -151,15 +157,14 @@ class SettingsFile:
         return found
 
     def iter_warnings(self, command: ConfiguredCommand | None = None) -> Iterator[str]:
-        """What has no effect: old keys; and keys that a command has no option for, in sections that it reads."""
+        """What has no effect: old keys; and keys that a command has no option for, but those of another's section."""
         for key, instead in self.ignored.items():
             yield f"{self.file}: {key}: no effect; {instead}"
         if command is None:
             return
-        known = {key for option in command.iter_settings() for key in command.find_keys(option)}
-        sections = {key.split(".")[0] for key in known}
         for key in self.values:
-            if key not in known and key.split(".")[0] in sections:
+            users = [user for user, _ in self.settings[key].uses]
+            if command not in users and key.split(".")[0] not in {user.section for user in users}:
                 yield f"{self.file}: {key}: no effect on `ingero {command.name}`, which has no such option"
 
 
@@ -186,7 +191,7 @@ class _Reader:
     """Goes through a document, key by key."""
 
     def __init__(self, document: Document, settings: Mapping[str, Setting]) -> None:
-        self.found = SettingsFile(document.source)
+        self.found = SettingsFile(document.source, settings)
         self._document = document
         self._settings = settings
         self._sections: dict[str, list[str]] = {}

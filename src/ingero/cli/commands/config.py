@@ -99,8 +99,9 @@ def _check_push(context: click.Context, found: SettingsFile, *, skip_files: bool
         ConfigError: Lists every problem by its key and line.
     """
     from ingero.agent.health.signals.node_facts import GpuFacts
+    from ingero.cli.commands.fleet_push import FleetPushConfig
     from ingero.cli.commands.fleet_push import command as fleet_push
-    from ingero.cli.commands.fleet_push import read_config
+    from ingero.cli.options import take_config
     from ingero.cli.push_settings import build_settings
 
     program = context.find_root().command
@@ -112,7 +113,7 @@ def _check_push(context: click.Context, found: SettingsFile, *, skip_files: bool
     if "fleet.endpoint" not in found.values:
         return
     with fleet_push.make_context("fleet-push", flags, parent=context) as inner:
-        push = read_config(inner)
+        push = take_config(FleetPushConfig, dict(inner.params))
     keys = {flag: key for key, one in find_settings(program).items() for flag in one.flags}
     try:
         build_settings(push.push, push.remediate, GpuFacts(), push.spans)

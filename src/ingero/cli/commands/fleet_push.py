@@ -7,12 +7,11 @@ import json
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import click
-from click.core import ParameterSource
 
 from ingero.cli.live import AnnotateConfig, PushConfig, RemediateConfig, SpansConfig, print_missing
 from ingero.cli.metrics_page import serve_metrics
@@ -23,7 +22,6 @@ from ingero.cli.options import (
     group,
     option,
     placed,
-    take_config,
     with_config,
 )
 from ingero.cli.settings_file import ConfiguredCommand
@@ -137,10 +135,9 @@ def command(config: FleetPushConfig) -> int:
     from ingero.agent.health.signals.node_facts import GpuFacts, find_gpus
     from ingero.cli.push_settings import build_settings
 
-    push = _fit_timeout(click.get_current_context(), config.push)
     source = config.signals.open()
     gpus = GpuFacts() if config.signals.stub else find_gpus()
-    settings = build_settings(push, config.remediate, gpus, config.spans)
+    settings = build_settings(config.push, config.remediate, gpus, config.spans)
     with config.annotate.open(SystemClock()) as workload, _pages(config.prometheus) as note_sample:
         find_labels = workload.latest.current if workload else None
 
@@ -156,18 +153,6 @@ def command(config: FleetPushConfig) -> int:
         if source is None:
             return _run_live(settings, find_labels, follow)
         return _run(settings, source, find_labels, follow)
-
-
-def read_config(context: click.Context) -> FleetPushConfig:
-    """The options of a command line that click has read, as the command takes them."""
-    config: FleetPushConfig = take_config(FleetPushConfig, dict(context.params))
-    return replace(config, push=_fit_timeout(context, config.push))
-
-
-def _fit_timeout(context: click.Context, push: PushConfig) -> PushConfig:
-    if context.get_parameter_source("fleet_timeout") is not ParameterSource.DEFAULT:
-        return push
-    return replace(push, fleet_timeout=min(push.fleet_timeout, push.fleet_push_interval))
 
 
 @contextmanager

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 import click
 
@@ -20,12 +20,9 @@ from ingero.cli.options import (
     placed,
     read_pids,
 )
-from ingero.units import NS_PER_S
 
 if TYPE_CHECKING:
     from ingero.agent.health.service import AgentSettings
-
-_PUSH_TIMEOUT_NS: Final = 5 * NS_PER_S
 
 
 def _read_size(_context: click.Context, parameter: click.Parameter, value: str) -> int:
@@ -158,9 +155,6 @@ class TraceConfig:
     metrics: MetricsConfig = group()
     annotate: AnnotateConfig = group()
     fleet: PushConfig = group(
-        *("fleet_endpoint", "fleet_cluster_id", "fleet_workload_type", "fleet_push_interval"),
-        *("fleet_insecure", "fleet_bearer_token_file"),
-        *("fleet_tls_ca", "fleet_tls_cert", "fleet_tls_key"),
         fleet_endpoint={
             "names": ("--fleet",),
             "required": False,
@@ -172,11 +166,18 @@ class TraceConfig:
             "default": "",
             "help": "Name of the cluster, for --fleet and --otlp.",
         },
+        fleet_node_id={
+            "help": "This node's name in Fleet.  [default: --node]",
+            "keys": ("fleet.node_id",),
+        },
         fleet_workload_type={"help": "Kind of work, such as training; with --fleet."},
         fleet_push_interval={
             "default": "5s",
             "help": "Between regular pushes; a change is pushed at once.",
         },
+        fleet_protocol={"default": "http/protobuf"},
+        sample_interval={"help": "Between two looks at the node's health."},
+        warmup_samples={"help": "Push intervals of calibration of its health."},
     )
     remediate: RemediateConfig = group()
     program: tuple[str, ...] = ()
@@ -204,8 +205,6 @@ class TraceConfig:
         push = replace(
             fleet,
             fleet_workload_type=workload,
-            fleet_node_id=self.node,
-            fleet_timeout=min(_PUSH_TIMEOUT_NS, fleet.fleet_push_interval),
-            fleet_protocol="http/protobuf",
+            fleet_node_id=fleet.fleet_node_id or self.node,
         )
         return build_settings(push, self.remediate, find_gpus())
