@@ -213,6 +213,21 @@ def test_no_value_of_a_tenant_makes_a_tool_fail_for_who_asks_about_every_cluster
     site.ask(name, **more)
 
 
+def test_charges_stored_too_large_to_be_added_up_are_not_known(site):
+    for value in (1.7e308, 1.7e308, -1.7e308, -1.7e308, -1.7e308, 60.0):
+        more = {"gpu_seconds": value, "amount": value, "currency": "EUR", "cluster_id": "evil"}
+        site.add(COSTS, 5, attributed="charged", node_id="n1", rank=1, **more)
+    names = ("cost", "cost_by_culprit", "cost_by_week")
+    found = {name: site.ask(f"fleet.cluster.{name}", cluster_id="evil") for name in names}
+    for answer in found.values():
+        (row,) = answer["rows"]
+        assert (row["gpu_seconds"], row["amount"]) == (60.0, 60.0)
+    (total,) = found["cost_by_week"]["totals"]
+    assert (total["charged_gpu_seconds"], total["charged_amount"]) == (60.0, 60.0)
+    (cluster,) = site.ask("fleet.cluster.summary", cluster_id="evil")["rows"]
+    assert cluster["lost_gpu_seconds"] == 60.0
+
+
 def test_an_action_whose_record_is_out_of_bounds_is_unknown_and_the_others_are_not(site):
     add_evil(site)
     found = site.ask("fleet.cluster.savings", limit=25)

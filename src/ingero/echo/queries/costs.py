@@ -18,6 +18,7 @@ from ingero.echo.queries.context import (
 )
 from ingero.echo.queries.verdicts import JUDGED
 from ingero.serving.query import Query
+from ingero.wire.costs import MAX_CHARGE
 from ingero.wire.names import Attribute
 from ingero.wire.process_resource import ResourceKey
 from ingero.wire.remediation import REMEDIATION_ACTION_ID, REMEDIATION_EVENT, REMEDIATION_STATE
@@ -41,12 +42,15 @@ class Cost(msgspec.Struct):
     ]
 
 
+LOST: Final = f"CASE WHEN abs(gpu_seconds) <= {MAX_CHARGE:.0f} THEN gpu_seconds END"
+PAID: Final = f"CASE WHEN abs(amount) <= {MAX_CHARGE:.0f} THEN amount END"
+"""A stored charge and its price, null where it is too large to be added up: files of older versions have such."""
 _LOST: Final = "ingero_fleet_lost_gpu_seconds"
 
 _CHARGES: Final = f"""
 recorded AS (
-    SELECT cluster_id, node_id, rank, victim_node_id, gpu_seconds, amount, currency, provider, gpu_model,
-           coalesce(attributed, 'charged') AS attributed
+    SELECT cluster_id, node_id, rank, victim_node_id, {LOST} AS gpu_seconds, {PAID} AS amount, currency, provider,
+           gpu_model, coalesce(attributed, 'charged') AS attributed
     FROM costs WHERE {{where}}
 ), gauged AS (
     SELECT cluster_id, node_id, json_extract_string(attributes, '$.rank') AS rank,
@@ -126,7 +130,7 @@ ORDER BY b.lost DESC NULLS LAST, 1, 2, 3
 def _cost_by_culprit(context: QueryContext, args: ListArgs) -> CulpritCostAnswer:
     span = context.span(args)
     rest = context.reader.row(
-        f"SELECT sum(gpu_seconds) FROM costs WHERE {span.where} AND attributed = 'unattributed'",
+        f"SELECT sum({LOST}) FROM costs WHERE {span.where} AND attributed = 'unattributed'",
         span.params,
     )
     return context.answer(
@@ -215,7 +219,7 @@ _WEEK: Final = "date_trunc('week', ts)::TIMESTAMP"
 _WEEK_SQL: Final = f"""
 WITH weekly AS (
     SELECT {_WEEK} AS week, cluster_id, nullif(node_id, '') AS node_id, rank, provider, gpu_model, currency,
-           sum(gpu_seconds) AS lost, sum(amount) AS paid
+           sum({LOST}) AS lost, sum({PAID}) AS paid
     FROM costs WHERE {{where}} GROUP BY ALL HAVING abs(lost) >= 0.001
 ), done AS (
     SELECT {_WEEK} AS week, cluster_id, nullif(node_id, '') AS node_id,
@@ -243,10 +247,10 @@ ORDER BY w.week DESC, w.lost DESC, w.cluster_id, w.node_id, w.rank, w.provider, 
 """
 _TOTALS_SQL: Final = f"""
 SELECT {_WEEK} AS week, cluster_id, currency,
-       coalesce(sum(gpu_seconds) FILTER (WHERE nullif(node_id, '') IS NOT NULL), 0.0),
-       coalesce(sum(gpu_seconds) FILTER (WHERE nullif(node_id, '') IS NULL), 0.0),
-       sum(amount) FILTER (WHERE nullif(node_id, '') IS NOT NULL),
-       sum(amount) FILTER (WHERE nullif(node_id, '') IS NULL)
+       coalesce(sum({LOST}) FILTER (WHERE nullif(node_id, '') IS NOT NULL), 0.0),
+       coalesce(sum({LOST}) FILTER (WHERE nullif(node_id, '') IS NULL), 0.0),
+       sum({PAID}) FILTER (WHERE nullif(node_id, '') IS NOT NULL),
+       sum({PAID}) FILTER (WHERE nullif(node_id, '') IS NULL)
 FROM costs WHERE {{where}} GROUP BY week, cluster_id, currency
 ORDER BY week DESC, cluster_id, currency NULLS LAST LIMIT {MAX_TOTALS}
 """

@@ -21,6 +21,7 @@ from ingero.echo.queries.context import (
     build_list_run,
 )
 from ingero.echo.queries.context import MetricName as MetricArg
+from ingero.echo.queries.costs import LOST
 from ingero.echo.queries.verdicts import JUDGED
 from ingero.serving.query import Query
 from ingero.wire.names import FleetMetric, MetricName
@@ -132,7 +133,7 @@ WITH {JUDGED}, {_STRAGGLERS}, scores AS (
         SELECT cluster_id, incident_id, arg_max(state, ts) AS state FROM incidents WHERE {{lately}} GROUP BY ALL)
     WHERE state = 'open' GROUP BY cluster_id
 ), lost AS (
-    SELECT cluster_id, sum(gpu_seconds) AS gpu_seconds FROM costs WHERE {{where}} GROUP BY cluster_id
+    SELECT cluster_id, sum({LOST}) AS gpu_seconds FROM costs WHERE {{where}} GROUP BY cluster_id
 )
 SELECT cluster_id, coalesce(n_nodes, 0), coalesce(n_active, 0), coalesce(n_idle, 0), coalesce(n_calibrating, 0),
        median_score, lowest_score, lowest_node, threshold, coalesce(n_stragglers, 0), coalesce(n_culprits, 0),

@@ -24,6 +24,7 @@ from ingero.detect.savings import (
 )
 from ingero.echo.db.writer import EPOCH
 from ingero.echo.queries.context import Answer, ListArgs, NodeId, QueryContext, TimeWindow, aware
+from ingero.echo.queries.costs import LOST, PAID
 from ingero.echo.queries.remediation import READ_FIELDS, ActionId
 from ingero.serving.query import Query
 from ingero.units import NS_PER_US
@@ -318,8 +319,8 @@ def _find_charges(
 ) -> list[Charge]:
     own = ("rank IS NULL", ()) if culprit.rank is None else ("rank = ?", (culprit.rank,))
     rows = context.reader.rows(
-        "SELECT ts, sum(gpu_seconds), sum(amount), currency FROM costs WHERE cluster_id = ? AND ts >= ? AND ts < ? "
-        f"AND node_id = ? AND {own[0]} AND gpu_seconds IS NOT NULL GROUP BY ts, currency ORDER BY ts, currency",
+        f"SELECT ts, sum({LOST}), sum({PAID}), currency FROM costs WHERE cluster_id = ? AND ts >= ? AND ts < ? "
+        f"AND node_id = ? AND {own[0]} AND ({LOST}) IS NOT NULL GROUP BY ts, currency ORDER BY ts, currency",
         (culprit.cluster_id, *span, culprit.node_id, *own[1]),
     )
     return [
