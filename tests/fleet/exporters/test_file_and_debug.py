@@ -3,8 +3,9 @@
 import asyncio
 import logging
 import os
+import resource
 import tempfile
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -210,6 +211,50 @@ def test_disk_that_refuses_is_worth_a_retry():
         _write(settings, _batch(*range(5000)))
     host = _write(settings, _batch(1))
     assert host.read("ingero_fleet_file_flush_failures_total", exporter="file") == 1
+
+
+@contextmanager
+def _full_disk(path, n_left):
+    """The file may grow by so many bytes; the last write before that is cut off."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size + n_left, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+
+@pytest.mark.parametrize("n_left", [0, 1, 100, 300_000])
+def test_no_line_is_torn_or_written_twice_by_a_disk_that_was_full(tmp_path, n_left):
+    path, taken = tmp_path / "out.jsonl", []
+
+    def take(exporter, value, size):
+        exporter.consume(_batch(*[value] * size))
+        taken.append(value)
+
+    def fill(exporter):
+        exporter._flush()
+        with _full_disk(path, n_left):
+            for value, size in enumerate((20, 15_000, 20, 15_000, 20), 2):
+                with suppress(RetryableError):
+                    take(exporter, value, size)
+            exporter._flush()
+
+    _write_on(path, lambda one: take(one, 1, 1), fill, lambda one: take(one, 9, 20))
+    assert path.read_bytes().endswith(b"\n")
+    assert list(dict.fromkeys(_values(path))) == taken
+    assert len(path.read_bytes().splitlines()) == len(taken) < 7
+
+
+def test_a_line_that_was_left_torn_is_ended_before_the_next(tmp_path):
+    path = tmp_path / "out.jsonl"
+    _write({"path": str(path)}, _batch(1))
+    path.write_bytes(path.read_bytes() + b'{"resourceMet')
+    _write({"path": str(path), "append": True}, _batch(2))
+    first, torn, last = path.read_bytes().splitlines()
+    assert torn == b'{"resourceMet'
+    path.write_bytes(first + b"\n" + last + b"\n")
+    assert _values(path) == [1.0, 2.0]
 
 
 def _lines(settings, caplog, batches, host=None):

@@ -6,6 +6,7 @@ Left out: protobuf, compression and routing by attribute.
 
 from __future__ import annotations
 
+import io
 import logging
 import os
 import threading
@@ -13,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import IO, Final
+from typing import Final
 
 from pydantic import Field
 
@@ -43,6 +44,8 @@ UNFLUSHED: Final = counter(
 _log = logging.getLogger("ingero.fleet.exporters.file")
 _LOG_FLUSH_NS: Final = 10 * NS_PER_S
 _MB: Final = 1_000_000
+_BUFFER_BYTES: Final = 8192
+"""From so much on, waiting lines are written at once."""
 
 
 class RotationConfig(StrictModel):
@@ -75,7 +78,8 @@ class FileExporter:
         self._config = config
         self._path = Path(config.path)
         self._lock = threading.Lock()
-        self._file: IO[bytes] | None = None
+        self._file: io.FileIO | None = None
+        self._waiting = bytearray()
         self._size = 0
 
     async def start(self, host: Host) -> None:
@@ -97,7 +101,8 @@ class FileExporter:
         with self._lock:
             if self._file is not None:
                 try:
-                    self._file.close()
+                    with self._file:
+                        self._write_waiting(self._file)
                 except OSError as error:
                     self._unflushed(1)
                     _log.warning("exporters.%s lost its last lines: %s", self._name, error)
@@ -113,25 +118,49 @@ class FileExporter:
         with self._lock, _disk(self._path):
             if self._file is None:
                 raise RetryableError(f"exporters.{self._name} is not open")
+            if len(self._waiting) >= _BUFFER_BYTES:  # the disk was full
+                self._write_waiting(self._file)
             rotation = self._config.rotation
             if rotation and self._size and self._size + len(line) > rotation.max_megabytes * _MB:
                 self._try_to_rotate(rotation)
-            self._file.write(line)
-            self._size += len(line)
+            self._add(self._file, line)
         self._written(len(line))
+
+    def _add(self, file: io.FileIO, line: bytes) -> None:
+        """Take a line. Raises OSError without it; one that the disk took in part is taken, and its rest waits."""
+        self._waiting += line
+        self._size += len(line)
+        if len(self._waiting) < _BUFFER_BYTES:
+            return
+        try:
+            self._write_waiting(file)
+        except OSError:
+            if len(self._waiting) < len(line):
+                return
+            del self._waiting[-len(line) :]
+            self._size -= len(line)
+            raise
+
+    def _write_waiting(self, file: io.FileIO) -> None:
+        """Raises OSError; what the disk did not take goes on waiting."""
+        while self._waiting:
+            n_written = file.write(self._waiting)
+            del self._waiting[:n_written]
 
     def _flush(self) -> None:
         with self._lock:
             if self._file is not None:
                 try:
-                    self._file.flush()
+                    self._write_waiting(self._file)
                 except OSError as error:
                     self._unflushed(1)
                     _log.warning("exporters.%s cannot write %s: %s", self._name, self._path, error)
 
     def _open(self, mode: str) -> None:
-        self._file = self._path.open(mode)
+        self._file = io.FileIO(self._path, mode)
         self._size = os.fstat(self._file.fileno()).st_size
+        if self._size and self._path.is_file() and not _ends_with_line(self._path):
+            self._waiting += b"\n"  # its writer was killed, or its disk was full
 
     def _try_to_rotate(self, rotation: RotationConfig) -> None:
         """Begin a new file; where that fails the old one goes on, until the next line tries again."""
@@ -150,7 +179,7 @@ class FileExporter:
         """Set the file aside and open a new one. Raises OSError, with the old one open and in its place."""
         old = self._file
         assert old is not None
-        old.flush()  # so that closing it cannot lose lines
+        self._write_waiting(old)
         stamp = datetime.fromtimestamp(self._clock.wall_ns() / NS_PER_S, UTC)
         name = f"{self._path.stem}-{stamp:%Y-%m-%dT%H-%M-%S.%f}{self._path.suffix}"
         aside = self._path.with_name(name)
@@ -171,6 +200,14 @@ class FileExporter:
             )
             for old in kept[: -rotation.max_backups]:
                 old.unlink()
+
+
+def _ends_with_line(path: Path) -> bool:
+    """Whether the last line of a file that is not empty is whole; taken for so where it may not be read."""
+    with suppress(PermissionError), path.open("rb") as file:
+        file.seek(-1, os.SEEK_END)
+        return file.read() == b"\n"
+    return True
 
 
 @contextmanager
