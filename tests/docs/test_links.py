@@ -48,6 +48,16 @@ def test_paths_in_code_marks_exist(path):
     assert not missing
 
 
+def test_specifications_that_modules_name_exist():
+    named = {
+        (path.relative_to(ROOT).as_posix(), target)
+        for path in ROOT.glob("src/**/*.py")
+        for target in re.findall(r"docs/specs/[\w-]+\.md", path.read_text())
+    }
+    assert len(named) > 10
+    assert {(path, target) for path, target in named if not (ROOT / target).exists()} == set()
+
+
 def test_no_committed_text_names_a_package_registry():
     pinned = (ROOT / "requirements" / "dev.txt").read_text()
     assert "://" not in pinned

@@ -1,5 +1,8 @@
 """Each metric and each alert has a page that says what it means when it rises, and what to do."""
 
+import re
+from unittest.mock import Mock
+
 import pytest
 from scripts.metric_pages import (
     FOLDER,
@@ -10,6 +13,8 @@ from scripts.metric_pages import (
     read_declared,
     read_written,
 )
+
+from ingero.fleet.processors.collectives.pages import CollectivesPages
 
 every_program = pytest.mark.parametrize("program", PROGRAMS)
 
@@ -40,6 +45,16 @@ def test_each_text_says_something_in_sentences(program):
 @every_program
 def test_the_page_is_the_one_that_make_docs_writes(program):
     assert (FOLDER / f"{program}.md").read_text() == build_page(program)
+
+
+def test_the_admin_pages_that_texts_name_are_served():
+    texts = "".join(text for both in read_written("fleet").values() for text in both)
+    named = set(re.findall(r"admin page \(`(\w+)`\)", texts))
+    served = {
+        route.path.rsplit("/", 1)[1] for route in CollectivesPages(Mock(), Mock()).admin_routes()
+    }
+    assert named
+    assert named <= served
 
 
 def test_alerts_are_linked_from_the_metrics_that_they_ask_for():

@@ -1,6 +1,6 @@
 """Where ranks of a job that stopped moving stand: one OTLP log record per rank and communicator.
 
-``docs/specs/collective-progress.md`` is the specification.
+``docs/specs/collective-standing.md`` is the specification.
 """
 
 from __future__ import annotations
