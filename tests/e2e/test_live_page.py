@@ -206,6 +206,58 @@ def test_a_connection_that_went_dead_is_noticed_and_left(visit):
         page.wait_for_selector("#status:empty", state="attached")
 
 
+def test_what_goes_wrong_with_the_tables_stands_while_the_map_goes_on(visit):
+    page = visit("#measure=score")
+    page.route("**/admin/exporters*", lambda route: route.fulfill(body="broken"))
+    page.wait_for_selector("#status >> text=not valid JSON")
+    page.evaluate(
+        "window.statuses = []; const status = document.getElementById('status');"
+        " new MutationObserver(() => statuses.push(status.textContent)).observe(status, { childList: true })"
+    )
+    for _ in range(4):
+        with page.expect_response("**/live/levels*"):
+            pass
+    with page.expect_response("**/admin/exporters*"):
+        pass
+    assert read_statuses(page) == []
+    page.unroute_all(behavior="ignoreErrors")
+    page.wait_for_selector("#status:empty", state="attached")
+
+
+def test_no_answer_about_another_cluster_is_shown_under_the_chosen_one(visit):
+    page, held = visit("#cluster=job"), []
+
+    def hold(route):
+        held.append(route)
+
+    as_job = re.compile("(admin/hang|live/levels).*cluster_id=other")
+    page.route("**/admin/findings?cluster_id=job*", hold)
+    nobody = {"total": 0, "findings": [], "age_s": 0}
+    other = "**/admin/findings?cluster_id=other*"
+    page.route(other, lambda route: route.fulfill(json=nobody))
+    job = "cluster_id=job"
+    page.route(
+        as_job,
+        lambda route: route.continue_(url=re.sub("cluster_id=other", job, route.request.url)),
+    )
+    with page.expect_request("**/admin/findings?cluster_id=job*"):
+        pass
+    page.evaluate("location.hash = '#cluster=other'")
+    page.wait_for_selector("#findings >> text=Nothing is said")
+    page.uncheck("#follow")
+    held[0].continue_()
+    page.wait_for_timeout(500)
+    assert "Nothing is said" in page.inner_text("#findings")
+
+
+def test_nothing_is_marked_where_there_is_no_rank(visit):
+    page = visit("#cluster=job")
+    page.route("**/live/levels*", lambda _route: None)
+    page.evaluate("location.hash = '#cluster=job&measure=score'")
+    page.click("#canvas")
+    assert page.inner_text("#picked") == "Nothing marked."
+
+
 def test_a_page_that_is_looked_at_again_asks_at_once(visit):
     page = visit("#measure=score")
     page.evaluate("window.setTimeout = () => 0")

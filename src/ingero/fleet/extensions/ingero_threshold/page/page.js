@@ -11,6 +11,7 @@ const COLORS = 6;
 const LISTED = 16; // ranks of one deadlock
 const heat = new Heat(get("canvas"));
 const state = Object.fromEntries(new URLSearchParams(location.hash.slice(1)));
+const failures = {}; // part of the page → what is wrong with it
 const shown = {}; // part of the page → what was drawn, so that an unchanged answer is not drawn again
 let setup = { measures: [], dashboard_url: "" };
 let picked = null; // {row, x}
@@ -257,11 +258,21 @@ async function updateTables() {
   const mine = clusters.find((one) => one.cluster_id === state.cluster);
   const summary = mine ? `${count(mine.known_nodes)} nodes, ${count(mine.straggler_count)} below the threshold` : "no node of this cluster reports now";
   if (get("summary").textContent !== summary) get("summary").textContent = summary;
+  const cluster = state.cluster;
   const nothing = (error) => { if (error.status !== 404) throw error; return null; };
-  const found = await admin("findings", { cluster_id: state.cluster }).catch(nothing);
+  const found = await admin("findings", { cluster_id: cluster }).catch(nothing);
+  const hang = await admin("hang", { cluster_id: cluster }).catch(nothing);
+  if (cluster !== state.cluster) return; // another was chosen meanwhile
   const { total, findings, age_s } = found || { total: 0, findings: [], age_s: 0 };
   draw("findings", { total, findings, old_s: age_s > OLD_S ? Math.round(age_s) : 0 }, buildFindings);
-  draw("hang", await admin("hang", { cluster_id: state.cluster }).catch(nothing), buildHang);
+  draw("hang", hang, buildHang);
+}
+
+// What is wrong with each part of the page; two that say the same are one.
+function report(part, failure) {
+  failures[part] = failure;
+  const text = [...new Set(Object.values(failures))].filter(Boolean).join(" ");
+  if (get("status").textContent !== text) get("status").textContent = text;
 }
 
 // On a timer, and at once when the page is looked at again; what a round says that a newer one overtook is dropped.
@@ -277,16 +288,18 @@ function repeat(update, interval_ms) {
       await update().catch((error) => { failure = error.message; });
     }
     if (mine !== newest) return;
-    if (failure !== undefined) get("status").textContent = failure;
+    if (failure !== undefined) report(update.name, failure);
     timer = setTimeout(run, interval_ms);
   };
   document.addEventListener("visibilitychange", () => { if (!document.hidden) run(); });
   run();
 }
 
-get("cluster").addEventListener("change", () => { remember({ cluster: get("cluster").value, row: "", at: "" }); chooseMeasure(); updateTables(); });
+const showTables = () => updateTables().catch((error) => report(updateTables.name, error.message));
+get("cluster").addEventListener("change", () => { remember({ cluster: get("cluster").value, row: "", at: "" }); chooseMeasure(); showTables(); });
 get("measure").addEventListener("change", () => { remember({ measure: get("measure").value, row: "", at: "" }); chooseMeasure(); });
 get("canvas").addEventListener("click", (event) => {
+  if (!heat.names.length) return;
   const { width, height } = get("canvas").getBoundingClientRect();
   pick(heat.top + Math.floor((event.offsetY * heat.n_shown) / height), Math.floor((event.offsetX * heat.width) / width));
 });
@@ -310,17 +323,18 @@ addEventListener("hashchange", () => {
   for (const key of Object.keys(state)) delete state[key];
   Object.assign(state, Object.fromEntries(new URLSearchParams(location.hash.slice(1))));
   chooseMeasure();
-  updateTables();
+  showTables();
 });
 
 async function begin() {
   try {
     setup = await admin("live");
   } catch (error) {
-    get("status").textContent = error.message;
+    report("begin", error.message);
     setTimeout(begin, TABLES_MS);
     return;
   }
+  report("begin", "");
   offer("measure", setup.measures.map((one) => one.name), setup.measures.map((one) => one.title), state.measure || "");
   chooseMeasure();
   repeat(updateTables, TABLES_MS);
