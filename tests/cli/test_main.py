@@ -23,6 +23,30 @@ def test_reader_that_closes_the_pipe_is_no_error(command):
     assert (done.returncode, done.stderr) == (0, "")
 
 
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_a_standard_file_that_is_closed_is_no_error(closed):
+    done = shell(f"ingero version {closed}")
+    assert (done.returncode, done.stderr) == (0, "")
+    done = shell(f"ingero query --db /nowhere.db {closed}")
+    assert done.returncode == 4
+
+
+def test_no_file_of_ours_takes_the_place_of_a_standard_file_that_is_closed(tmp_path):
+    file = tmp_path / "x"
+    code = (
+        "import click; from ingero.cli.main import run_program\n"
+        "def use():\n"
+        f"  with open({str(file)!r}, 'w') as file: file.write(str(file.fileno()))\n"
+        "run_program(click.Command('x', callback=use), [])"
+    )
+    line = f'{sys.executable} -c "$CODE" <&- >&- 2>&-'
+    done = subprocess.run(
+        ["/bin/bash", "-c", line], env={**os.environ, "CODE": code}, timeout=120, check=False
+    )
+    assert done.returncode == 0
+    assert int(file.read_text()) > 2
+
+
 def test_full_device_is_one_line_and_a_failure():
     done = shell("ingero replay AR --offline --json > /dev/full")
     assert done.returncode == 1

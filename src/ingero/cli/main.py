@@ -76,6 +76,7 @@ COMMANDS: Final[tuple[click.Command, ...]] = (
 )
 """Every verb of ``ingero``, in the order that ``--help`` lists them."""
 _STDOUT: Final = 1
+_STDERR: Final = 2
 
 
 @click.group(
@@ -104,6 +105,7 @@ def run_program(program: click.Command, args: Sequence[str] | None = None) -> in
         4 for a database that failed; 130 after Ctrl-C. A reader that closed the pipe is not an error.
     """
     keep_line_breaks(program)
+    _open_standard_files()
     if isinstance(sys.stdout, io.TextIOWrapper):
         # A character or a byte of a path that the output's encoding lacks is written by its number, as on stderr.
         sys.stdout.reconfigure(errors="backslashreplace")
@@ -131,6 +133,20 @@ def run_program(program: click.Command, args: Sequence[str] | None = None) -> in
             _discard_output()  # what did not go through would fail once more when Python ends
         status = 1 if found is None else _show(found)
         return _end_interrupted() if is_interrupted else status
+
+
+def _open_standard_files() -> None:
+    """Open the null device in place of each standard file that is closed.
+
+    Else the next file that is opened, such as a recording, takes its number and what is printed.
+    """
+    number = 0
+    while number <= _STDERR:
+        number = os.open(os.devnull, os.O_RDWR)
+    os.close(number)
+    sys.stdin = sys.stdin or open(0, closefd=False)  # noqa: SIM115 - as long as the process
+    sys.stdout = sys.stdout or open(_STDOUT, "w", closefd=False)  # noqa: SIM115
+    sys.stderr = sys.stderr or open(_STDERR, "w", closefd=False)  # noqa: SIM115
 
 
 def _run(program: click.Command, args: Sequence[str] | None) -> int:
