@@ -54,6 +54,31 @@ def test_filters_choose_events_by_name_and_process(node_01):
     assert rows == sorted(rows, key=lambda row: row["timestamp"])
 
 
+@pytest.mark.parametrize("command", ["query", "explain", "export --format perfetto -o OUT"])
+@pytest.mark.parametrize(
+    "asked", [f"--pid {10**20}", f"--pid {'9' * 5000}", "--pid=", "--pid 1 --pid ,"]
+)
+def test_what_is_no_process_id_is_wrong_usage(node_01, tmp_path, capsys, command, asked):
+    line = f"{command} --db {node_01} {asked}".replace("OUT", str(tmp_path / "out.json"))
+    assert run_program(cli, line.split()) == 2
+    assert "is not a process id" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("asked", "status"),
+    [
+        (("--from", "99999999999999999999h"), 0),
+        (("--to", "99999999999999999999h"), 0),
+        (("--from", "9999-12-31T23:59:59Z"), 0),
+        (("--to", "0001-01-01T00:00:00Z"), 0),
+        (("--since", "99999999999999999999h"), 0),
+        (("--from", "9999-12-31T23:59:59Z", "--to", "0001-01-01T00:00:00Z"), 2),
+    ],
+)
+def test_a_window_may_be_far_from_the_recording(node_01, asked, status):
+    assert run_program(cli, ["explain", "--db", node_01, *asked]) == status
+
+
 def test_labels_hold_from_when_they_were_said_or_within_their_span(tmp_path):
     built = RecordingBuilder()
     for i in range(6):

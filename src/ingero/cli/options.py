@@ -134,13 +134,20 @@ def read_size(_context: click.Context, parameter: click.Parameter, value: str) -
         raise click.BadParameter(str(error), param=parameter) from error
 
 
+_MAX_PID: Final = 2**31 - 1
+"""Of a pid_t, as in `ingero.recording.queries.window`, which is not imported to show help."""
+
+
 def read_pids(
     _context: click.Context, parameter: click.Parameter, values: tuple[str, ...]
 ) -> tuple[int, ...]:
     """Option callback: repeated or comma-separated process ids."""
-    texts = [text.strip() for value in values for text in value.split(",") if text.strip()]
+    texts = []
+    for value in values:
+        given = [text.strip() for text in value.split(",") if text.strip()]
+        texts += given or [value]
     for text in texts:
-        if not text.isdecimal():
+        if not text.isdecimal() or len(text) > 10 or int(text) > _MAX_PID:
             raise click.BadParameter(f"{text!r} is not a process id", param=parameter)
     return tuple(int(text) for text in texts)
 

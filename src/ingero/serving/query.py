@@ -83,7 +83,7 @@ class Query(Generic[ContextT, ArgsT, ResultT]):
                 msgspec.json.decode(arguments) if isinstance(arguments, bytes) else arguments or {}
             )
             return msgspec.convert(_integral(given), self.args)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
             why = "nested too deeply" if isinstance(error, RecursionError) else error
             raise ArgumentError(
                 f"{self.name}: {why}", hint="The tool's input schema lists its arguments."

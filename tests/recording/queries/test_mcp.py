@@ -217,6 +217,24 @@ def test_stats_count_calls_that_have_no_row(data_dir):
     assert next(op["n"] for op in ops if op["op"] == "cudaLaunchKernel") == 28 + 2
 
 
+@pytest.mark.parametrize("pid", [2**31, 2**63, 10**30])
+@pytest.mark.parametrize("name", ["get_trace_stats", "get_causal_chains", "get_stacks"])
+def test_a_number_that_no_process_has_is_refused(data_dir, name, pid):
+    with pytest.raises(BadDataError):
+        ask(data_dir / "agent_dbs/pytorch-dataloader-starvation.db", name, pids=[pid])
+
+
+@pytest.mark.parametrize("name", ["graph_lifecycle", "graph_frequency"])
+def test_a_number_that_no_process_has_is_refused_for_graphs(data_dir, name):
+    with pytest.raises(BadDataError):
+        ask(data_dir / "agent_dbs/pytorch-dataloader-starvation.db", name, pid=2**63)
+
+
+def test_stacks_of_more_time_than_there_is_are_all_of_them(data_dir):
+    path = data_dir / "agent_dbs/pytorch-dataloader-starvation.db"
+    assert ask(path, "get_stacks", since="99999999h") == ask(path, "get_stacks")
+
+
 def test_stacks_are_grouped_by_code_path_with_frames(data_dir):
     answer = ask(
         data_dir / "agent_dbs/pytorch-dataloader-starvation.db", "get_stacks", op="cudaMemcpyAsync"

@@ -13,7 +13,7 @@ from ingero.model.events import find_op, find_source, op_name
 from ingero.model.untrusted import FRAME_CHARS, clean
 from ingero.recording.queries.paging import PageArgs, cut_page
 from ingero.recording.queries.recording_file import RecordingFile
-from ingero.recording.queries.window import find_span
+from ingero.recording.queries.window import check_pids, find_span
 from ingero.recording.store.files import open_recording, store_errors, table_columns
 from ingero.recording.store.rows import BUCKET_NS
 from ingero.serving.query import Query
@@ -213,6 +213,7 @@ def _condition(context: RecordingFile, args: StacksArgs, time: str) -> tuple[str
         terms.append("source = ?")
         parameters.append(source)
     if pids := [*args.pids, *([args.pid] if args.pid else [])]:
+        check_pids(pids)
         terms.append(f"pid IN ({', '.join('?' * len(pids))})")
         parameters += pids
     if args.since:
@@ -221,7 +222,8 @@ def _condition(context: RecordingFile, args: StacksArgs, time: str) -> tuple[str
         except ValueError as error:
             raise BadDataError(f"since: {error}") from error
         terms.append(f"{time} >= ?")
-        parameters.append(find_span(context.path)[1] - since_ns)
+        first_ns, last_ns = find_span(context.path)
+        parameters.append(max(last_ns - since_ns, first_ns))
     return " AND ".join(terms), parameters
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sqlite3
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, time, timedelta
 from pathlib import Path
@@ -22,6 +23,8 @@ _SPAN: Final = "SELECT (SELECT min(timestamp) FROM events), (SELECT max(timestam
 
 TIMES: Final = (-(1 << 62), 1 << 62)
 """Unix ns that are a time; a damaged file may hold others."""
+_MAX_PID: Final = 2**31 - 1
+"""Of a pid_t."""
 _DATE: Final = re.compile(r"\d{4}-\d{2}-\d{2}")
 _CLOCK: Final = re.compile(r"\d{1,2}:\d{2}")
 _FORMS: Final = (
@@ -58,6 +61,17 @@ class Wanted:
     has_extras: bool = False
 
 
+def check_pids(pids: Iterable[int]) -> None:
+    """Refuse what no process can have.
+
+    Raises:
+        AskedError: One is not a process id.
+    """
+    for pid in pids:
+        if not 0 <= pid <= _MAX_PID:
+            raise AskedError(f"{pid} is not a process id")
+
+
 def load_part(path: Path, wanted: Wanted) -> Recording:
     """Load the part of a recording that was asked for.
 
@@ -65,6 +79,7 @@ def load_part(path: Path, wanted: Wanted) -> Recording:
         AskedError: A time is not one, or the part is empty by construction.
         StoreError: The file cannot be read.
     """
+    check_pids(wanted.pids)
     first_ns, last_ns = find_span(path)
     span = (first_ns, last_ns)
     from_ns = _parse_moment(wanted.start, span, "--from") if wanted.start else None
@@ -111,6 +126,8 @@ def _parse_length(text: str, option: str) -> int:
 def _parse_moment(text: str, span: tuple[int, int], option: str) -> int:
     """Unix ns of an RFC 3339 time, of a time of day within the recording, or of a duration after the first event.
 
+    One beyond all that a recording can hold is the last or first that it can.
+
     Args:
         text: As written.
         span: First and last stored timestamp, Unix ns.
@@ -118,10 +135,12 @@ def _parse_moment(text: str, span: tuple[int, int], option: str) -> int:
     """
     try:
         if _DATE.match(text):
-            return _unix_ns(datetime.fromisoformat(text))
-        if _CLOCK.match(text):
-            return _find_clock(time.fromisoformat(text.zfill(5)), span)
-        return span[0] + parse_duration(text.removeprefix("+"))
+            moment = _unix_ns(datetime.fromisoformat(text))
+        elif _CLOCK.match(text):
+            moment = _find_clock(time.fromisoformat(text.zfill(5)), span)
+        else:
+            moment = span[0] + parse_duration(text.removeprefix("+"))
+        return min(max(moment, TIMES[0]), TIMES[1])
     except ValueError as error:
         raise AskedError(f"{option}: {text!r} is no time", hint=_FORMS) from error
 
