@@ -37,7 +37,7 @@ class UpConfig:
     """A cluster and what happens to it."""
 
     ranks: int = option(
-        "Hosts, each with one rank and one agent.", default=8, type=click.IntRange(min=1, max=64)
+        "Hosts, each with one rank and one agent.", default=8, type=click.IntRange(min=2, max=64)
     )
     faults: tuple[str, ...] = option(
         "A fault to inject once the job runs evenly; may be repeated.",
