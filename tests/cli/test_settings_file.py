@@ -242,6 +242,25 @@ def test_validate_finds_what_does_not_fit_together(tmp_path, capsys):
     assert "valid, 3 settings" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(
+    ("text", "description"),
+    [
+        ("fleet: {endpoint: ' , ', cluster_id: c}", "line 1: fleet.endpoint: is required"),
+        (
+            "fleet: {endpoint: 'https://f', cluster_id: c, world_size: 2147483648}",
+            "line 1: fleet.world_size: must be at most 2147483647",
+        ),
+        ("fleet: {push_interval: 2562048h}", "line 1: fleet.push_interval: '2562048h' is too long"),
+        ("fleet: {peers_wait: 2562048h}", "line 1: fleet.peers_wait: '2562048h' is too long"),
+        ("remediate: {gid: 4294967295}", "line 1: remediate.gid: 4294967295 is not in the range"),
+        ("annotate: {gid: -2}", "line 1: annotate.gid: -2 is not in the range"),
+    ],
+)
+def test_validate_refuses_numbers_that_nothing_can_take(tmp_path, capsys, text, description):
+    assert run_program(cli, ["config", "validate", write(tmp_path, text)]) == 2
+    assert description in capsys.readouterr().err
+
+
 def test_the_shipped_example_is_valid_and_is_what_it_says(tmp_path, capsys):
     file = ROOT / "deploy/ingero.yaml"
     assert run_program(cli, ["config", "validate", str(file)]) == 0

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Final
 
 import click
 
@@ -25,6 +25,10 @@ if TYPE_CHECKING:
     from ingero.agent.trace.recorder import Recorder
     from ingero.agent.trace.workload import Workload
     from ingero.telemetry.clock import Clock
+
+
+MAX_GID: Final = 2**32 - 2
+"""Of a gid_t, whose last number stands for none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,7 +134,9 @@ class RemediateConfig:
     remediate: bool = option("Tell local readers of episodes on a Unix socket.", default=False)
     remediate_socket: Path = option("Its path.", default=Path(DEFAULT_REMEDIATE_SOCKET))
     remediate_gid: int = option(
-        "Group that may read it; -1 for none.", default=DEFAULT_REMEDIATE_GID
+        "Group that may read it; -1 for none.",
+        default=DEFAULT_REMEDIATE_GID,
+        type=click.IntRange(-1, MAX_GID),
     )
 
 
@@ -166,6 +172,7 @@ class AnnotateConfig:
     annotate_gid: int | None = option(
         "Group that may speak there; -1 for none.  [default: that of the user who called sudo]",
         default=None,
+        type=click.IntRange(-1, MAX_GID),
     )
 
     @contextmanager

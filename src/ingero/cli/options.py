@@ -118,12 +118,19 @@ KUBELET_SOCKET_OPTION: Final = click.option(
 """For every command that follows processes."""
 
 
+_MAX_DURATION_NS: Final = 2**63 - 1
+"""No call that waits takes more."""
+
+
 def read_duration(_context: click.Context, parameter: click.Parameter, value: str) -> int:
     """Option callback: ``5s`` as nanoseconds."""
     try:
-        return parse_duration(value)
+        duration_ns = parse_duration(value)
     except ValueError as error:
         raise click.BadParameter(str(error), param=parameter) from error
+    if duration_ns > _MAX_DURATION_NS:
+        raise click.BadParameter(f"{value!r} is too long; 2562047h is the most", param=parameter)
+    return duration_ns
 
 
 def read_size(_context: click.Context, parameter: click.Parameter, value: str) -> int:

@@ -72,6 +72,7 @@ MIN_PUSH_INTERVAL_NS: Final = NS_PER_S
 MIN_TIMEOUT_NS: Final = 100 * NS_PER_MS
 USUAL_TIMEOUT_NS: Final = 5 * NS_PER_S
 MIN_SAMPLE_INTERVAL_NS: Final = 100 * NS_PER_MS
+MAX_WORLD_SIZE: Final = 2**31 - 1
 WINDOW_SKEW_NS: Final = 5 * NS_PER_S
 """What two nodes' windows may differ by: recorders count launches in buckets of 5 s."""
 
@@ -108,7 +109,7 @@ class _Builder:
         pushes = self._parse_endpoints("--fleet-endpoint", options.fleet_endpoint)
         poll = self._parse_endpoint("--fleet-threshold-url", options.fleet_threshold_url)
         spans = self._parse_endpoint("--otlp-endpoint", self._spans.otlp_endpoint)
-        if not options.fleet_endpoint.strip():
+        if not options.fleet_endpoint.strip(" ,"):
             self._add_problem("--fleet-endpoint", "is required")
         if self._spans.otlp_enabled and not self._spans.otlp_endpoint:
             self._add_problem("--otlp-endpoint", "is required with --otlp-enabled")
@@ -169,6 +170,8 @@ class _Builder:
              "must be above 0 and at most 1"),
             ("--fleet-spill-age", options.fleet_spill_age > 0, "must be above 0"),
             ("--fleet-world-size", options.fleet_world_size >= 0, "must not be negative"),
+            ("--fleet-world-size", options.fleet_world_size <= MAX_WORLD_SIZE,
+             f"must be at most {MAX_WORLD_SIZE}"),
             ("--fleet-node-rank", options.fleet_node_rank >= 0, "must not be negative"),
             ("--fleet-node-rank",
              options.fleet_node_rank < options.fleet_world_size or not options.fleet_node_rank,
