@@ -2,6 +2,7 @@
 
 import os
 import time
+from contextlib import closing
 
 import numpy as np
 import pytest
@@ -97,6 +98,21 @@ def test_a_ring_that_is_made_later_is_found(join, device):
     join().play(GPU_NS, GPU_NS + 100)
     assert take(device, after_ns=SCAN_NS // 2) == []
     assert len(take(device, after_ns=2 * SCAN_NS)) == 1
+
+
+def test_what_was_lost_before_a_ring_was_found_is_lost_for_those_who_were_there(join, rings):
+    with closing(DeviceCollectives(rings, time.monotonic_ns())) as device:
+        comm = join()
+        for i in range(4100):
+            comm.play(GPU_NS + 1000 * i, GPU_NS + 1000 * i + 100, n_channels=1)
+        device.note_process(PID)
+        (run,) = take(device)
+        assert len(run.ops) == 4096
+        assert device.counts.n_lost == 4
+    with closing(DeviceCollectives(rings, time.monotonic_ns())) as started_later:
+        started_later.note_process(PID)
+        take(started_later)
+        assert started_later.counts.n_lost == 0
 
 
 def test_host_rows_of_what_the_plug_in_told_are_dropped(join, device):

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import time
 
 import numpy as np
 import pytest
@@ -180,3 +181,19 @@ def test_what_was_written_over_before_anybody_read_is_no_loss(join, rings):
             comm.play(100 + i, 200 + i)
         assert len(ring.read()) == 4096
         assert ring.counts.n_overwritten == 1
+
+
+def test_what_a_ring_that_is_younger_than_its_reader_lost_before_it_was_found_is_counted(
+    join, rings
+):
+    since_ns = time.monotonic_ns()
+    comm = join()
+    for i in range(4100):
+        comm.play(100 + i, 200 + i)
+    (path,) = rings.glob("*/*.ring")
+    with find_ring(path, os.geteuid(), since_ns) as ring:
+        assert ring.read()["seq"].tolist() == list(range(5, 4101))
+        assert ring.counts.n_overwritten == 4
+    with find_ring(path, os.geteuid(), time.monotonic_ns()) as ring:
+        ring.read()
+        assert ring.counts.n_lost == 0

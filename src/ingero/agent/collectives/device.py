@@ -96,14 +96,16 @@ class DeviceCollectives:
 
     Args:
         parent: Where plug-ins make their rings, as the processes see it; None looks for none.
+        since_ns: Since when it reads, on the monotonic clock: what rings lost that were made later counts from their
+            beginning. None counts from when each was found.
 
     Attributes:
         counts: What became of what they reported.
     """
 
-    def __init__(self, parent: Path | None = None) -> None:
+    def __init__(self, parent: Path | None = None, since_ns: int | None = None) -> None:
         self.counts = DeviceCounts()
-        self._parent = parent
+        self._parent, self._since_ns = parent, since_ns
         self._plugins: dict[int, _PluginProcess] = {}
         self._held: list[_Held] = []
 
@@ -153,7 +155,8 @@ class DeviceCollectives:
 
     def _scan(self, pid: int, plugin: _PluginProcess, mono_ns: int) -> None:
         if self._parent is not None:
-            plugin.rings |= find_rings_of(pid, self._parent, frozenset(plugin.rings))
+            known = frozenset(plugin.rings)
+            plugin.rings |= find_rings_of(pid, self._parent, known, self._since_ns)
             plugin.has_reported |= bool(plugin.rings)
         plugin.next_scan_ns = mono_ns + SCAN_NS
 

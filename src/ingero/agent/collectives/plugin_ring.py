@@ -105,6 +105,8 @@ class NcclRing(Closing):
     Args:
         fd: The file; it belongs to the ring from now on.
         header: Its beginning, one row of HEADER.
+        since_ns: What a ring that was made later has lost by now is counted, on the monotonic clock. What an older one
+            had written over by now is not lost: nobody was to read it. None counts neither.
 
     Attributes:
         counts: What was lost.
@@ -112,7 +114,7 @@ class NcclRing(Closing):
         inode: Number of the file.
     """
 
-    def __init__(self, fd: int, header: np.void) -> None:
+    def __init__(self, fd: int, header: np.void, since_ns: int | None = None) -> None:
         self.counts = RingCounts()
         self.api = int(header["api"])
         self.inode = os.fstat(fd).st_ino
@@ -120,8 +122,9 @@ class NcclRing(Closing):
         self._n_records = int(header["n_records"])
         self._n_comms = int(header["n_comms"])
         self._records_at = HEADER.itemsize + self._n_comms * PLACE.itemsize
-        # What is there already is read too. What was written over before is not lost: nobody was to read it.
-        self._at = max(int(header["head"]) - self._n_records, 0)
+        # What is there already is read too.
+        is_history_ours = since_ns is not None and int(header["began_ns"]) >= since_ns
+        self._at = 0 if is_history_ours else max(int(header["head"]) - self._n_records, 0)
         self._stuck_at = -1
 
     def read(self) -> Records:
@@ -211,12 +214,13 @@ class NcclRing(Closing):
             self._fd = -1
 
 
-def find_ring(path: Path, owner: int) -> NcclRing | None:
+def find_ring(path: Path, owner: int, since_ns: int | None = None) -> NcclRing | None:
     """Open a ring whose process lives.
 
     Args:
         path: The file.
         owner: Who must own it: otherwise one user could speak for another's process.
+        since_ns: As of `NcclRing`.
 
     Returns:
         None when it is no such file, is another's, or its process is gone.
@@ -229,7 +233,7 @@ def find_ring(path: Path, owner: int) -> NcclRing | None:
     if header is None or _is_dead(fd):
         os.close(fd)
         return None
-    return NcclRing(fd, header)
+    return NcclRing(fd, header, since_ns)
 
 
 def _read_header(fd: int, owner: int) -> np.void | None:
@@ -261,7 +265,10 @@ def _is_dead(fd: int) -> bool:
 
 
 def find_rings_of(
-    pid: int, parent: Path, known: frozenset[str] = frozenset()
+    pid: int,
+    parent: Path,
+    known: frozenset[str] = frozenset(),
+    since_ns: int | None = None,
 ) -> dict[str, NcclRing]:
     """Rings of a process, in its own view of the files, which in a container is not ours.
 
@@ -269,6 +276,7 @@ def find_rings_of(
         pid: As we see it.
         parent: Where the plug-in puts them, as the process sees it.
         known: Names of files that need not be looked at.
+        since_ns: As of `NcclRing`.
 
     Returns:
         By file name, those that it has mapped, with the known ones at most `MAX_RINGS`; empty when it has none, is
@@ -296,7 +304,7 @@ def find_rings_of(
     for path in new:
         if path.name not in names or len(known) + len(rings) >= MAX_RINGS:
             continue
-        ring = find_ring(path, owner)
+        ring = find_ring(path, owner, since_ns)
         if ring is not None and (path.name, ring.inode) in mapped:
             rings[path.name] = ring
         elif ring is not None:
