@@ -8,6 +8,7 @@ import time
 import numpy as np
 import pytest
 
+from ingero.agent.capture.kernel import libc
 from ingero.agent.collectives.plugin_ring import HEADER, PLACE, RECORD, find_ring, find_rings_of
 
 N_COMMS = 128
@@ -107,6 +108,25 @@ def test_what_is_no_file_is_left_alone(tmp_path, ring_file):
     (tmp_path / "short.ring").write_bytes(b"INGNCCL1")
     for name in ("fifo.ring", "link.ring", "short.ring", "none.ring"):
         assert find_ring(tmp_path / name, os.geteuid()) is None, name
+
+
+IN_OPEN = 0x20
+
+
+def test_what_is_no_file_is_not_even_opened(tmp_path):
+    # Whose container may make devices could have us open a watchdog, which then restarts the machine.
+    path = tmp_path / "1-1.ring"
+    os.mkfifo(path)
+    opens = libc.call("inotify_init1", os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        libc.call("inotify_add_watch", opens, os.fsencode(path), IN_OPEN)
+        assert find_ring(path, os.geteuid()) is None
+        with pytest.raises(BlockingIOError):
+            os.read(opens, 4096)
+        os.close(os.open(path, os.O_RDONLY | os.O_NONBLOCK))
+        assert os.read(opens, 4096)
+    finally:
+        os.close(opens)
 
 
 def test_a_file_that_its_owner_cuts_short_gives_nothing(ring_file):

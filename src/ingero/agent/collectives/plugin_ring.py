@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import fcntl
 import os
-import stat
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -16,6 +15,7 @@ from typing import Any, Final
 import numpy as np
 
 from ingero.agent.capture.discover.processes import iter_maps, read_status
+from ingero.agent.capture.kernel.regular_files import open_regular
 from ingero.closing import Closing
 from ingero.model.arrays import BoolArray, Records
 
@@ -226,7 +226,7 @@ def find_ring(path: Path, owner: int, since_ns: int | None = None) -> NcclRing |
         None when it is no such file, is another's, or its process is gone.
     """
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        fd = open_regular(path, follows_link=False)
     except OSError:
         return None
     header = _read_header(fd, owner)
@@ -237,8 +237,7 @@ def find_ring(path: Path, owner: int, since_ns: int | None = None) -> NcclRing |
 
 
 def _read_header(fd: int, owner: int) -> np.void | None:
-    status = os.fstat(fd)
-    if not stat.S_ISREG(status.st_mode) or status.st_uid != owner:
+    if os.fstat(fd).st_uid != owner:
         return None
     data = os.pread(fd, HEADER.itemsize, 0)
     if len(data) < HEADER.itemsize:

@@ -28,13 +28,18 @@ class _OpenHow(ctypes.Structure):
     )
 
 
-def open_regular(path: Path | str) -> int:
+def open_regular(path: Path | str, *, follows_link: bool = True) -> int:
     """Open a regular file for reading; returns a descriptor.
+
+    Args:
+        path: Its name.
+        follows_link: Whether the last part of the name may be a symbolic link.
 
     Raises:
         OSError: There is none, it may not be read, or somebody has a lease on it.
     """
-    return _open_found(os.open(path, os.O_PATH | os.O_CLOEXEC))
+    no_link = 0 if follows_link else os.O_NOFOLLOW
+    return _open_found(os.open(path, os.O_PATH | os.O_CLOEXEC | no_link))
 
 
 def open_inside(root: Path | str, path: str) -> int:
