@@ -145,6 +145,53 @@ int main(void)
 	return 0;
 }
 """
+# As NVIDIA's: another library of the same process, which the first finds by its path.
+REAL = """
+#include <stddef.h>
+typedef void *any;
+int cudaMalloc(any *block, size_t size)
+{
+	*block = (any)size;
+	return size == 77 ? 2 : 0;
+}
+int cudaStreamSynchronize(any stream)
+{
+	return stream != 0;
+}
+"""
+STAND_IN = """
+#include <dlfcn.h>
+#include <stddef.h>
+typedef void *any;
+static any real(const char *name)
+{
+	return dlsym(dlopen(REAL, RTLD_NOW | RTLD_LOCAL), name);
+}
+int cudaMalloc(any *block, size_t size)
+{
+	return ((int (*)(any *, size_t))real("cudaMalloc"))(block, size);
+}
+int cudaStreamSynchronize(any stream)
+{
+	return ((int (*)(any))real("cudaStreamSynchronize"))(stream);
+}
+"""
+USER = """
+#include <stddef.h>
+int cudaMalloc(void **, size_t);
+int cudaStreamSynchronize(void *);
+int main(void)
+{
+	void *out;
+
+	for (int i = 0; i < 40; i++)
+		cudaMalloc(&out, 1000);
+	cudaMalloc(&out, 77);
+	for (int i = 0; i < 9; i++)
+		cudaStreamSynchronize(0);
+	return 0;
+}
+"""
 MODES = [mode for mode in ProbeMode if mode is not ProbeMode.AUTO]
 DIRECT, JUMPING, FAILING, CALLING, BOTH = 3, 29, 2, 31, 37
 LAUNCHES = DIRECT + JUMPING + FAILING + CALLING + BOTH
@@ -238,3 +285,39 @@ def test_a_call_with_another_operation_between_is_one_of_its_own(run):
     between = run.count(Source.DRIVER, DriverOp.MEM_ALLOC)
     assert (between["seen"], between["nested"]) == (13, 13)
     assert sorted(run.calls(Source.CUDA, CudaOp.MALLOC)["depth"]) == [0] * 13 + [2] * 13
+
+
+@pytest.fixture(params=MODES)
+def run_of_two_libraries(request, tmp_path, start_engine, read, target_of):
+    for name in ("real", "stand_in", "user"):
+        (tmp_path / f"{name}.c").write_text(globals()[name.upper()])
+    real, stand_in, user = (
+        tmp_path / name for name in ("libcudart.so.13.0", "libcudart.so.13", "user")
+    )
+    shared = *CC, "-shared", "-fPIC"
+    subprocess.run([*shared, tmp_path / "real.c", "-o", real], check=True)
+    subprocess.run(
+        [*shared, f'-DREAL="{real}"', tmp_path / "stand_in.c", "-ldl", "-o", stand_in], check=True
+    )
+    subprocess.run(
+        [*CC, tmp_path / "user.c", stand_in, f"-Wl,-rpath,{tmp_path}", "-o", user], check=True
+    )
+    settings = EngineSettings(host_probes=(), keep_first=1 << 20, probe_mode=request.param)
+    engine = start_engine(settings, attach=False)
+    assert engine.attach(target_of(real))
+    assert engine.attach(target_of(stand_in))
+    with subprocess.Popen([user]) as process:
+        assert process.wait() == 0
+    traced = read(engine, [])
+    assert not traced.losses["unmatched"]
+    return Run(process.pid, traced)
+
+
+def test_a_call_that_a_library_hands_on_to_another_under_the_same_name_is_one(run_of_two_libraries):
+    run = run_of_two_libraries
+    count = run.count(Source.CUDA, CudaOp.MALLOC)
+    assert [int(count[name]) for name in ("seen", "nested", "errors")] == [41, 0, 1]
+    assert count["bytes"] == 40 * 1000
+    assert run.count(Source.CUDA, CudaOp.STREAM_SYNC)["seen"] == 9
+    failed = run.calls(Source.CUDA, CudaOp.MALLOC, "failed_calls")
+    assert failed["rc"].tolist() == [2]

@@ -368,13 +368,13 @@ INLINE void drop_all_left(u64 stack, u64 end_ns)
 #define ON_THREADS_STACK() asm volatile("r0 = 0\n\tif r0 == 0 goto +1\n\tcall 12" ::: "r0")
 
 /* Whether the innermost call goes on in this function, which is the same operation: __cudaLaunchKernel jumps to cudaLaunchKernel,
- * cudaGraphLaunch calls cuGraphLaunch. Where it is the same function again, or lies further out, the call was left without a return;
- * a collective of another communicator is another.
+ * cudaGraphLaunch calls cuGraphLaunch, a library that stands in for NVIDIA's calls the function of the same name in that one. Where it is
+ * the same function again, or lies further out, the call was left without a return; a collective of another communicator is another.
  */
-INLINE bool goes_on(const struct ig_frame *call, u32 index, const struct ig_descriptor *desc,
+INLINE bool goes_on(const struct ig_frame *call, u64 function, const struct ig_descriptor *desc,
 		    const struct ig_registers *regs)
 {
-	return call->op == desc->op && call->source == desc->source && call->descriptor != index &&
+	return call->op == desc->op && call->source == desc->source && call->function != function &&
 	       regs->stack <= call->sp &&
 	       (!desc->is_collective || argument(regs, desc->args[IG_ARG_COMM]) == call->comm_ptr);
 }
@@ -393,6 +393,7 @@ INLINE int on_entry(struct pt_regs *ctx, bool is_cxx, bool all_return)
 {
 	u64 pid_tgid = bpf_get_current_pid_tgid();
 	struct ig_settings *now = settings_now();
+	u64 function = instruction_pointer(ctx);
 	u32 index = bpf_get_attach_cookie(ctx), depth;
 	struct ig_descriptor *desc = bpf_map_lookup_elem(&descriptors, &index);
 	struct ig_registers regs;
@@ -413,7 +414,7 @@ INLINE int on_entry(struct pt_regs *ctx, bool is_cxx, bool all_return)
 		drop_all_left(regs.stack, desc->act == IG_ACT_GLOO_CAUGHT ? bpf_ktime_get_ns() : 0);
 	depth = thread->depth;
 	outer = &thread->frames[(depth - 1) & (IG_MAX_DEPTH - 1)];
-	if (!is_cxx && depth && goes_on(outer, index, desc, &regs)) {
+	if (!is_cxx && depth && goes_on(outer, function, desc, &regs)) {
 		if (all_return && desc->needs_return)
 			expect_return(outer, regs.stack);
 		return 0;
@@ -425,6 +426,7 @@ INLINE int on_entry(struct pt_regs *ctx, bool is_cxx, bool all_return)
 	}
 	frame = &thread->frames[depth & (IG_MAX_DEPTH - 1)];
 	frame->descriptor = index;
+	frame->function = function;
 	frame->op = desc->op;
 	frame->source = desc->source;
 	frame->sp = regs.stack;

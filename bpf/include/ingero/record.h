@@ -469,6 +469,7 @@ _Static_assert(sizeof(struct ig_unwind_key) == 16, "ABI");
 struct ig_frame {
 	u64 entry_ns; /* 0: the slot is free */
 	u64 sp;
+	u64 function; /* where its code begins: two libraries of a process may define the same one */
 	u64 bytes;
 	u64 handle;
 	u64 stream;
@@ -500,7 +501,7 @@ struct ig_frame {
 	u64 return_pc;
 	u64 bp;
 };
-_Static_assert(sizeof(struct ig_frame) == 144, "ABI");
+_Static_assert(sizeof(struct ig_frame) == 152, "ABI");
 
 /* What a probed thread is doing: a stack of calls that have not returned. */
 struct ig_thread {
@@ -513,7 +514,7 @@ struct ig_thread {
 	u64 pointer; /* pthread_self(); 0 where it cannot be read */
 	struct ig_frame frames[IG_MAX_DEPTH];
 };
-_Static_assert(sizeof(struct ig_thread) == 32 + 8 * 144, "ABI");
+_Static_assert(sizeof(struct ig_thread) == 32 + 8 * 152, "ABI");
 
 /* A call whose thread ended before it returned. */
 struct ig_unfinished {
@@ -529,7 +530,7 @@ struct ig_unfinished {
 	char comm[IG_COMM_LEN];
 	struct ig_frame frame;
 };
-_Static_assert(sizeof(struct ig_unfinished) == 72 + 144, "ABI");
+_Static_assert(sizeof(struct ig_unfinished) == 72 + 152, "ABI");
 
 /* ── Descriptors: what a probed function's arguments mean ────────────────── */
 
