@@ -73,6 +73,16 @@ def test_the_file_of_a_program_is_that_which_exec_will_find(tmp_path, monkeypatc
         held.end()
 
 
+def test_a_program_that_is_killed_before_its_time_has_ended():
+    held = HeldProgram(ProgramSettings(("true",), {}, os.geteuid(), os.getegid()))
+    os.kill(held.pid, signal.SIGKILL)
+    os.waitid(os.P_PID, held.pid, os.WEXITED | os.WNOWAIT)
+    held.release()
+    assert held.poll() == 137
+    held.end()
+    assert (held.was_killed, held.exit_code) == (False, 137)
+
+
 def test_a_program_that_ignores_sigterm_is_killed_after_a_while(tmp_path, monkeypatch):
     monkeypatch.setattr(program_module, "_PATIENCE_MS", 100)
     ready = tmp_path / "ready"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import select
@@ -82,7 +83,8 @@ class HeldProgram:
 
     def release(self) -> None:
         """Let it become the program."""
-        os.write(self._release_fd, b"x")
+        with contextlib.suppress(BrokenPipeError):  # it was killed meanwhile, which `poll` shows
+            os.write(self._release_fd, b"x")
         os.close(self._release_fd)
         self._release_fd = -1
 
