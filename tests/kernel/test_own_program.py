@@ -60,11 +60,19 @@ def discovery(start_engine):
             yield engine, found
 
 
-@pytest.mark.parametrize("is_by_path", [True, False])
-def test_the_first_call_of_a_traced_program_is_seen(program, is_by_path):
-    name = str(program) if is_by_path else program.name
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["{program}"],
+        ["allocating"],
+        ["nice", "-n", "1", "env", "A=1", "allocating"],
+        ["sh", "-c", "cd / && '{program}'; true"],
+    ],
+)
+def test_the_first_call_of_a_traced_program_is_seen(program, command):
+    command = [word.format(program=program) for word in command]
     run = subprocess.run(
-        [sys.executable, "-m", "ingero", "trace", "--no-record", "--json", "--no-io", "--", name],
+        [sys.executable, "-m", "ingero", "trace", "--no-record", "--json", "--no-io", "--", *command],
         env=dict(os.environ) | {"PATH": f"{program.parent}:{os.environ['PATH']}"},
         capture_output=True, text=True, timeout=60, check=True,
     )  # fmt: skip

@@ -66,11 +66,34 @@ def test_the_file_of_a_program_is_that_which_exec_will_find(tmp_path, monkeypatc
     monkeypatch.setenv("PATH", str(tmp_path))
     environment = {"PATH": f"{first}:{second}"}
     for name, found in (
-        ("run", second / "run"), (f"{second}/run", second / "run"), ("none", None), (f"{first}/run", None),
+        ("run", (second / "run",)), (f"{second}/run", (second / "run",)), ("none", ()), (f"{first}/run", ()),
     ):  # fmt: skip
         held = HeldProgram(ProgramSettings((name,), environment, os.geteuid(), os.getegid()))
-        assert held.path == found
+        assert held.paths == found
         held.end()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "names"),
+    [
+        (["nice", "-n", "5", "train", "--steps", "7"], ["nice", "train"]),
+        (["env", "A=1", "nice", "train"], ["env", "nice", "train"]),
+        (["sh", "-c", "A=1 nice train 'the data'; exit 3"], ["sh", "nice", "train"]),
+        (["sh", "-c", "nice train>log&&env"], ["sh", "nice", "train", "env"]),
+        (["sh", "-c", "nice 'train"], ["sh"]),
+        (["train", "train", "."], ["train"]),
+        (["sh", "-c", " \n"], ["sh"]),
+        (["nice", *["-x"] * 1000, "train"], ["nice"]),
+    ],
+)
+def test_programs_behind_another_are_found_among_its_arguments(tmp_path, arguments, names):
+    for name in ("nice", "env", "sh", "train"):
+        (tmp_path / name).write_text("#!/bin/sh\n")
+        (tmp_path / name).chmod(0o755)
+    environment = {"PATH": str(tmp_path)}
+    held = HeldProgram(ProgramSettings(arguments, environment, os.geteuid(), os.getegid()))
+    assert held.paths == tuple(tmp_path / name for name in names)
+    held.end()
 
 
 def test_a_program_that_is_killed_before_its_time_has_ended():

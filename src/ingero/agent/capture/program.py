@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import itertools
 import os
 import select
+import shlex
 import shutil
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -19,6 +21,9 @@ from ingero.errors import IngeroError
 _PATIENCE_MS: Final = 10_000
 """How long a program may take to end after SIGTERM."""
 _NOT_STARTED: Final = 127
+_MAX_WORDS: Final = 256
+_MAX_PROGRAMS: Final = 8
+"""Which are examined before the first runs: the program waits meanwhile."""
 _REASONS: Final = {errno.ENOENT: "no such program", errno.EACCES: "not executable"}
 
 
@@ -55,7 +60,8 @@ class HeldProgram:
 
     Attributes:
         name: The program, as it was given.
-        path: The file that it will be; None where there is none, or none that may be executed.
+        paths: The file that it will be, then those that it may become: programs that its arguments name, as behind
+            ``nice`` or ``sh -c``. Without those that do not exist or may not be executed.
         pid: Its pid.
         exit_code: Its exit status as a shell gives it; None while it runs.
         was_killed: Whether it had to be killed at the end.
@@ -68,8 +74,7 @@ class HeldProgram:
         self._failure_fd, failure_fd = os.pipe()
         self.name = settings.arguments[0]
         folders = os.pathsep.join(os.get_exec_path(settings.environment))
-        found = shutil.which(self.name, path=folders)
-        self.path = None if found is None else Path(found)
+        self.paths = tuple(_iter_programs(settings.arguments, folders))
         self.exit_code: int | None = None
         self.was_killed = False
         parent = os.getpid()
@@ -128,6 +133,32 @@ class HeldProgram:
             os.kill(self.pid, signal.SIGKILL)
         os.waitpid(self.pid, 0)
         self.exit_code = 128 + (signal.SIGKILL if self.was_killed else signal.SIGTERM)
+
+
+def _iter_programs(arguments: Sequence[str], folders: str) -> Iterator[Path]:
+    """Programs that words of a command line name, the first `_MAX_PROGRAMS`.
+
+    Args:
+        arguments: The command line; an argument may be one of its own, as behind ``sh -c``.
+        folders: Where programs without a folder are looked for, as in PATH.
+    """
+    words = (word for argument in arguments for word in (argument, *_split(argument)))
+    found = (shutil.which(word, path=folders) for word in itertools.islice(words, _MAX_WORDS))
+    paths = dict.fromkeys(Path(path) for path in found if path is not None)
+    yield from itertools.islice(paths, _MAX_PROGRAMS)
+
+
+def _split(argument: str) -> list[str]:
+    """The words of an argument that has several, as a shell takes them; none of one that no shell takes."""
+    if not any(map(str.isspace, argument)):
+        return []
+    lexer = shlex.shlex(argument, posix=True, punctuation_chars=True)
+    lexer.whitespace_split = True
+    lexer.commenters = ""
+    try:
+        return list(lexer)
+    except ValueError:  # a quotation mark without its other
+        return []
 
 
 def _become(settings: ProgramSettings, release_fd: int, failure_fd: int, parent: int) -> None:

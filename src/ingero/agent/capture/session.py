@@ -151,8 +151,9 @@ class TraceSession(Closing):
         self._engine.start_host_probes(self._events)
         self._processes.follow_children()
         self._discovery.probe_files(self.settings.files)
-        if self._program is not None and self._program.path is not None:
-            self._discovery.probe_program(self._program.path, self._program.pid)
+        if self._program is not None:
+            for path in self._program.paths:
+                self._discovery.probe_program(path, self._program.pid)
         self._discovery.scan(
             self._engine.control.read_watched_pids() if self.settings.pids else iter_pids()
         )
