@@ -113,3 +113,48 @@ def test_a_hidden_runtime_stays_named_in_whatever_order_files_are_examined(
         discovery.close()
         assert len(both) == 2
         assert [(one.pid, one.path) for one in discovery.unprobed] == [(process.pid, str(program))]
+
+
+def test_a_runtime_in_a_library_that_is_loaded_after_the_driver_is_probed_or_named(
+    tmp_path, start_engine
+):
+    named, hidden = (
+        build_library_with_static_runtime(tmp_path, name, is_stripped=is_stripped)
+        for name, is_stripped in (("libnamed.so", False), ("libhidden.so", True))
+    )
+    script = (
+        "import ctypes, sys\n"
+        "for path in sys.argv[1:]:\n"
+        "    loaded = ctypes.CDLL(path)\n"
+        "    print(flush=True)\n"
+        "    sys.stdin.readline()\n"
+    )
+    driver = get_program().parent / "libcuda.so.1"
+    engine = start_engine(attach=False)
+    with (
+        subprocess.Popen(
+            [sys.executable, "-c", script, driver, named, hidden],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        ) as process,
+        contextlib.closing(PerfEvents()) as events,
+        contextlib.closing(
+            Discovery(
+                engine,
+                StackKeeper(engine, []),
+                Watch(engine),
+                lambda pid: None,
+                events,
+                SystemClock(),
+            )
+        ) as discovery,
+    ):
+        for path in (driver, named, hidden):
+            process.stdout.readline()
+            for mapping in iter_mappings(process.pid):
+                if mapping.path == str(path):
+                    discovery.examine(MappedFile(mapping))
+            print("go", file=process.stdin, flush=True)
+        assert [one.path for one in engine.targets] == [str(driver), str(named)]
+        assert [(one.pid, one.path) for one in discovery.unprobed] == [(process.pid, str(hidden))]

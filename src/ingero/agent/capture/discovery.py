@@ -198,7 +198,9 @@ class Discovery:
         if not file.n_failed:
             self._stacks.on_mapping(mapping)
             if not (file.is_wanted or is_candidate(mapping)):
-                return
+                if not self._hidden.is_named(mapping):
+                    return
+                file = replace(file, is_wanted=True)
         try:
             with open_mapped(mapping) as opened:
                 self._examine(opened, file)
