@@ -201,9 +201,11 @@ class ProbedFiles(Closing):
         """Take the probes off files that were written to."""
         if self._changes is None:
             return
-        numbers, has_lost = self._changes.read()
         released = []
-        with self._lock:
+        with (
+            self._lock
+        ):  # also to read: another thread that has read of a change has acted on it then
+            numbers, has_lost = self._changes.read()
             files = {self._watched[number] for number in numbers if number in self._watched}
             for file in set(self._watched.values()) if has_lost else files:
                 if file in self._examined:
