@@ -49,6 +49,21 @@ def test_a_device_is_told_by_the_conventions_names_units_and_kinds():
     }  # fmt: skip
 
 
+def test_errors_count_since_a_time_that_nobody_knows_and_memory_since_tracing_began():
+    export = build_export(iter_hardware_series([FULL]), {}, 1, 2)
+    (resource,) = export.tree.resource_metrics
+    starts = {
+        metric.name: {point.start_time_unix_nano for point in metric.sum.data_points}
+        for metric in resource.scope_metrics[0].metrics
+        if metric.sum
+    }
+    assert starts == {
+        "hw.errors": {0},
+        "hw.gpu.memory.limit": {1},
+        "hw.gpu.memory.usage": {1},
+    }
+
+
 def test_prometheus_sees_the_same_by_the_names_that_opentelemetry_maps_them_to():
     page = PrometheusPage()
     page.take(tuple(iter_hardware_series([FULL])), 2)

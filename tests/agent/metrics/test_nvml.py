@@ -21,7 +21,7 @@ from ingero.agent.capture.gpu.readings import (
     find_throttles,
 )
 from ingero.agent.metrics import gpus
-from ingero.agent.metrics.exporting import PrometheusPage
+from ingero.agent.metrics.exporting import PrometheusPage, build_export
 from ingero.agent.metrics.gpus import GpuWatch
 from ingero.model.events import GpuOp, Source
 from ingero.sim.runner import get_program
@@ -163,6 +163,22 @@ def test_the_instances_of_a_cut_device_have_their_ids_and_memory(nvml, monkeypat
     )
     assert parent.process_bytes == {4711: 3 * GIB, 4800: GIB}  # 4711 is in both
     assert (plain.is_mig, plain.instances) == (None, None)
+
+
+def test_what_a_device_counts_itself_does_not_count_since_tracing_began(nvml):
+    watch = GpuWatch(nvml, ManualClock())
+    watch.sample()
+    export = build_export(watch.iter_series(), {}, 1, 2)
+    (resource,) = export.tree.resource_metrics
+    sums = [metric for metric in resource.scope_metrics[0].metrics if metric.sum]
+    own = {metric.name for metric in sums if metric.sum.data_points[0].start_time_unix_nano == 1}
+    assert own == {"gpu.xid.errors", "ingero.trace.gpu.dropped_rows"}
+    others = [metric for metric in sums if metric.name not in own]
+    assert {"gpu.nvlink.io", "gpu.nvlink.errors", "gpu.pcie.replays"} <= {
+        one.name for one in others
+    }
+    starts = {point.start_time_unix_nano for one in others for point in one.sum.data_points}
+    assert starts == {0}
 
 
 def test_links_and_instances_become_series_and_no_byte_counts_twice(nvml, monkeypatch):

@@ -19,7 +19,7 @@ from ingero.agent.capture.gpu.readings import (
     build_xid_events,
     find_throttles,
 )
-from ingero.agent.metrics.series import Kind, Labels, Series
+from ingero.agent.metrics.series import Kind, Labels, Series, build_counter
 from ingero.model.events import EVENT, Events
 from ingero.telemetry.clock import Clock
 from ingero.units import NS_PER_S
@@ -184,14 +184,12 @@ class GpuWatch:
         """The last readings."""
         with self._lock:
             readings, xids, pcie = list(self._readings), dict(self._xids), list(self._pcie)
-        for kind, table in ((Kind.GAUGE, _GAUGES), (Kind.SUM, _SUMS)):
-            for field, name, unit, scale, description, prometheus in table:
-                points = tuple(
-                    (_device(reading), float(value) * scale)
-                    for reading in readings
-                    if (value := getattr(reading, field)) is not None
-                )
-                yield Series(name, kind, unit, description, points, prometheus)
+        for field, name, unit, scale, description, prometheus in _GAUGES:
+            points = _find_points(readings, field, scale)
+            yield Series(name, Kind.GAUGE, unit, description, points, prometheus)
+        for field, name, unit, scale, description, prometheus in _SUMS:
+            points = _find_points(readings, field, scale)
+            yield build_counter(name, unit, description, points, prometheus)
         for bucket in BUCKETS:
             points = tuple(
                 (_device(reading), float(bucket in find_throttles(reading.reasons)))
@@ -238,6 +236,16 @@ def _device(reading: GpuReading) -> Labels:
     return (("gpu.uuid", reading.uuid),)
 
 
+def _find_points(
+    readings: list[GpuReading], field: str, scale: float
+) -> tuple[tuple[Labels, float], ...]:
+    return tuple(
+        (_device(reading), float(value) * scale)
+        for reading in readings
+        if (value := getattr(reading, field)) is not None
+    )
+
+
 def _iter_link_series(readings: list[GpuReading], pcie: list[PcieRate]) -> Iterator[Series]:
     for field, name, description, prometheus in _KINDS:
         counts = tuple(
@@ -245,7 +253,7 @@ def _iter_link_series(readings: list[GpuReading], pcie: list[PcieRate]) -> Itera
             for reading in readings
             for kind, count in (getattr(reading, field) or {}).items()
         )
-        yield Series(name, Kind.SUM, "1", description, counts, prometheus)
+        yield build_counter(name, "1", description, counts, prometheus)
     sums = tuple(
         ((*_device(reading), *direction), float(n_bytes))
         for reading in readings
@@ -256,7 +264,7 @@ def _iter_link_series(readings: list[GpuReading], pcie: list[PcieRate]) -> Itera
         if n_bytes is not None
     )
     description = "Payload over all NVLinks."
-    yield Series("gpu.nvlink.io", Kind.SUM, "By", description, sums, "gpu_nvlink_io_bytes_total")
+    yield build_counter("gpu.nvlink.io", "By", description, sums, "gpu_nvlink_io_bytes_total")
     rates = tuple(
         ((("gpu.uuid", one.uuid), *direction), float(bytes_s))
         for one in pcie

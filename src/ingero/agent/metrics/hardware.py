@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Final
 
 from ingero.agent.capture.gpu.readings import GpuReading
-from ingero.agent.metrics.series import Kind, Labels, Series
+from ingero.agent.metrics.series import Kind, Labels, Series, build_counter
 
 _TYPE: Final[Labels] = (("hw.type", "gpu"),)
 _TASK: Final[Labels] = (("hw.gpu.task", "general"),)
@@ -64,7 +64,7 @@ def iter_hardware_series(readings: Iterable[GpuReading]) -> Iterator[Series]:
         if (count := getattr(reading, field)) is not None
     )
     description = "Number of errors encountered by the component: of its memory, counted by ECC."
-    yield Series("hw.errors", Kind.SUM, "{error}", description, errors, "hw_errors_total")
+    yield build_counter("hw.errors", "{error}", description, errors, "hw_errors_total")
     degrees = tuple(
         (_sensor(reading), float(reading.temperature_c))
         for reading in known

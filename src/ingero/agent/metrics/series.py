@@ -6,7 +6,7 @@ Names and attributes are the documented ones; latencies are histograms from the 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Final
@@ -80,6 +80,19 @@ class Series:
     def prometheus_name(self) -> str:
         """The name that a scraper sees."""
         return self.prometheus or self.name.replace(".", "_")
+
+
+def build_counter(
+    name: str,
+    unit: str,
+    description: str,
+    points: Iterable[tuple[Labels, float]],
+    prometheus: str,
+) -> Series:
+    """A sum that a device counts itself, and began before tracing did: nobody knows when."""
+    known = tuple(points)
+    starts = dict.fromkeys((labels for labels, _ in known), 0)
+    return Series(name, Kind.SUM, unit, description, known, prometheus, starts)
 
 
 def build_distribution(histogram: Records, total_ns: int, ns_per_unit: float) -> Distribution:
