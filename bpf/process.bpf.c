@@ -74,11 +74,12 @@ int process_fork(u64 *ctx)
 	return 0;
 }
 
+/* TP_PROTO(struct task_struct *p, pid_t old_pid, struct linux_binprm *bprm); a thread that is not the first becomes the first. */
 SEC("tp_btf/sched_process_exec")
 int process_exec(u64 *ctx)
 {
 	struct task_struct *task = (struct task_struct *)ctx[0];
-	u32 tid = task->pid, pid = task->tgid;
+	u32 tid = ctx[1], pid = task->tgid;
 
 	bpf_map_delete_elem(&threads, &tid); /* its calls went with the old image */
 	bpf_map_delete_elem(&pythons, &pid);

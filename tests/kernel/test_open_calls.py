@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.support.compiler import CC
 from tests.support.interpreters import find_interpreters
 
 from ingero.agent.capture.kernel.abi import Stacks
@@ -225,3 +226,43 @@ def test_a_process_that_is_killed_in_a_call_leaves_a_row_of_it(tmp_path):
     ]
     assert abs(int(row["start_ns"] + row["duration_ns"]) - int(ended["start_ns"])) < NS_PER_S
     assert lines[-2]["in_flight"] == []
+
+
+# Its second thread becomes another program, which takes the process's pid: no thread with that tid ends.
+BECOMER = """
+#include <pthread.h>
+#include <unistd.h>
+__attribute__((noinline)) int cudaDeviceSynchronize(void)
+{
+	return execl("/bin/cat", "cat", (char *)0);
+}
+static void *run(void *unused)
+{
+	cudaDeviceSynchronize();
+	return unused;
+}
+int main(void)
+{
+	pthread_t thread;
+
+	pthread_create(&thread, 0, run, 0);
+	return pthread_join(thread, 0);
+}
+"""
+
+
+def test_a_thread_that_becomes_another_program_is_in_no_call(start_engine, target_of, tmp_path):
+    (tmp_path / "becomer.c").write_text(BECOMER)
+    program = tmp_path / "becomer"
+    subprocess.run([*CC, tmp_path / "becomer.c", "-lpthread", "-o", program], check=True)
+    engine = start_engine(EngineSettings(host_probes=("process",)), attach=False)
+    assert engine.attach(target_of(program))
+    with subprocess.Popen([program], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        process.stdin.write(b"it is cat\n")
+        process.stdin.flush()
+        assert process.stdout.readline() == b"it is cat\n"
+        keys, counts = engine.state.read_counts()
+        assert counts["entered"][keys["pid"] == process.pid].tolist() == [1]
+        flying = engine.state.read_in_flight()
+        assert flying["tid"][flying["pid"] == process.pid].tolist() == []
+        process.stdin.close()
