@@ -83,7 +83,7 @@ def forge(rings):
         row["is_live"] = 1
         for key, value in place.items():
             row[key] = value
-        folder = rings / "ingero-nccl-forged"
+        folder = rings / f"ingero-nccl-{os.geteuid()}"
         folder.mkdir(exist_ok=True)
         file = (folder / name).open("w+b", buffering=0)
         fcntl.flock(file, fcntl.LOCK_EX)

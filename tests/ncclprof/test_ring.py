@@ -65,6 +65,28 @@ def test_a_ring_of_a_process_that_has_the_same_pid_in_another_container_is_not_t
         other.stdin.close()
 
 
+def test_no_folder_but_that_of_the_process_s_user_is_looked_into(ring_file, rings):
+    # Everybody may make folders in /dev/shm: the agent would spend its time in them.
+    _, path, _ = ring_file
+    path.parent.rename(rings / f"ingero-nccl-{os.geteuid() + 1}")
+    assert find_rings_of(os.getpid(), rings) == {}
+
+
+def test_a_user_who_has_another_number_in_a_container_has_its_folder_by_that(rings):
+    in_namespace = "unshare", "--user", "--map-user=5"
+    if subprocess.run([*in_namespace, "true"], check=False).returncode:
+        pytest.skip("this machine lets nobody make user namespaces")
+    with subprocess.Popen(
+        [*in_namespace, sys.executable, "-c", OTHER],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    ) as other:
+        other.stdout.readline()
+        assert [path.name for path in rings.iterdir()] == ["ingero-nccl-5"]
+        assert len(find_rings_of(other.pid, rings)) == 1
+        other.stdin.close()
+
+
 def test_names_that_are_known_are_not_opened_again(ring_file, rings):
     _, path, _ = ring_file
     assert find_rings_of(os.getpid(), rings, frozenset({path.name})) == {}

@@ -6,7 +6,9 @@ where a mapping would give SIGBUS. The writer never waits; what it overwrote bef
 
 from __future__ import annotations
 
+import errno
 import fcntl
+import itertools
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -70,6 +72,8 @@ MAX_RECORDS: Final = 1 << 16
 MAX_COMMS: Final = 1 << 12
 MAX_RINGS: Final = 16
 """Of one process: a plug-in makes one, and a process may load a few."""
+MAX_FILES: Final = 4096
+"""That are looked through in a folder; a plug-in removes what is left of dead processes among as many."""
 FOLDER: Final = "ingero-nccl-"
 SUFFIX: Final = ".ring"
 _PROC: Final = Path("/proc")
@@ -288,20 +292,26 @@ def find_rings_of(
         return {}
     own_pid = fields.get("NSpid", str(pid)).split()[-1]
     owner = int(fields["Uid"].split()[1])
-    seen = folder / "root" / parent.relative_to("/")
     try:
-        paths = sorted(seen.glob(f"{FOLDER}*/{own_pid}-*{SUFFIX}"))
-    except OSError:  # it ended meanwhile
+        # Others may fill the parent: nothing but the folder of the process's user is looked into.
+        seen = folder / "root" / parent.relative_to("/") / f"{FOLDER}{_read_own_uid(folder, owner)}"
+        with os.scandir(seen) as entries:
+            names = sorted(entry.name for entry in itertools.islice(entries, MAX_FILES))
+    except OSError:  # there is none, or the process ended meanwhile
         return {}
-    new = [path for path in paths if path.name not in known]
+    new = [
+        seen / name
+        for name in names
+        if name.startswith(f"{own_pid}-") and name.endswith(SUFFIX) and name not in known
+    ]
     if not new:
         return {}
     # Containers may share the folder, and in each of them the first process has the number 1.
     mapped = {(Path(path).name, int(inode)) for *_, inode, path in iter_maps(pid) if path}
-    names = {name for name, _ in mapped}
+    mapped_names = {name for name, _ in mapped}
     rings: dict[str, NcclRing] = {}
     for path in new:
-        if path.name not in names or len(known) + len(rings) >= MAX_RINGS:
+        if path.name not in mapped_names or len(known) + len(rings) >= MAX_RINGS:
             continue
         ring = find_ring(path, owner, since_ns)
         if ring is not None and (path.name, ring.inode) in mapped:
@@ -309,3 +319,20 @@ def find_rings_of(
         elif ring is not None:
             ring.close()
     return rings
+
+
+def _read_own_uid(folder: Path, uid: int) -> int:
+    """What a user is called in the user namespace of a process, user_namespaces(7).
+
+    Args:
+        folder: The process's folder in ``/proc``.
+        uid: The user as we see it.
+
+    Raises:
+        OSError: It is nobody there, or the process has ended.
+    """
+    for line in (folder / "uid_map").read_text(encoding="ascii").splitlines():
+        inside, outside, n_uids = map(int, line.split())
+        if outside <= uid < outside + n_uids:
+            return inside + uid - outside
+    raise ProcessLookupError(errno.ESRCH, f"user {uid} is not known in the namespace")
