@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from ingero.agent.capture.discover.processes import iter_open_files
 from ingero.agent.collectives.device import HOLD_NS, SCAN_NS, DeviceCollectives, match_starts
 from ingero.agent.collectives.host import SETTLE_NS, Finished
+from ingero.agent.collectives.plugin_ring import HEADER
 from ingero.model.collectives import COLLECTIVE_OP, UNKNOWN_NS, ClockKind, CollectiveOp
 from ingero.units import NS_PER_MS, NS_PER_S
 
@@ -113,6 +114,19 @@ def test_what_was_lost_before_a_ring_was_found_is_lost_for_those_who_were_there(
         started_later.note_process(PID)
         take(started_later)
         assert started_later.counts.n_lost == 0
+
+
+def test_what_was_lost_stays_lost_whatever_the_writer_says_later(join, device, rings):
+    join().play(GPU_NS, GPU_NS + 100)
+    take(device)
+    (path,) = rings.glob("*/*.ring")
+    kind, at = HEADER.fields["n_crowded"][:2]
+    for number, lost in ((7, 7), (0, 7), (7, 7), (9, 9)):
+        with path.open("r+b") as file:
+            file.seek(at)
+            file.write(np.array(number, kind).tobytes())
+        take(device)
+        assert device.counts.n_lost == lost
 
 
 def test_host_rows_of_what_the_plug_in_told_are_dropped(join, device):

@@ -114,6 +114,8 @@ def test_a_dead_process_s_file_is_not_read(join, rings, tmp_path):
         ("n_records", 0),
         ("n_records", 1 << 20),
         ("n_comms", 1 << 13),
+        ("head", (1 << 40) + 1),
+        ("n_crowded", (1 << 64) - 1),
     ],
 )
 def test_a_file_that_is_no_ring_of_ours_is_left_alone(ring_file, name, value):
@@ -121,6 +123,22 @@ def test_a_file_that_is_no_ring_of_ours_is_left_alone(ring_file, name, value):
     kind, at = HEADER.fields[name][:2]
     patch(path, at, np.array(value, kind).tobytes())
     assert find_ring(path, os.geteuid()) is None
+
+
+@pytest.mark.parametrize("name", ["head", "n_crowded", "n_unended", "n_untimed"])
+def test_numbers_that_cannot_be_true_are_no_loss_of_so_many(ring_file, name):
+    # What is told of the node must still fit the 64 bits of a metric.
+    comm, path, ring = ring_file
+    kind, at = HEADER.fields[name][:2]
+    for _ in range(3):
+        comm.play(100, 200)
+    true = path.read_bytes()[at : at + 8]
+    patch(path, at, np.array((1 << 64) - 1, kind).tobytes())
+    assert [len(ring.read()) for _ in range(3)] == [0, 0, 0]
+    assert ring.count() == 0
+    assert ring.counts.n_lost == 1
+    patch(path, at, true)
+    assert len(ring.read()) == 3
 
 
 def test_what_is_no_file_is_left_alone(tmp_path, ring_file):

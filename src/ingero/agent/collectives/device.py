@@ -175,7 +175,8 @@ class DeviceCollectives:
         over = [
             name for name, ring in plugin.rings.items() if not len(by_ring[name]) and ring.is_over()
         ]
-        n_lost = sum(ring.counts.n_lost for ring in plugin.rings.values())
+        # What was lost stays lost, whatever the writer says later.
+        n_lost = max(sum(ring.counts.n_lost for ring in plugin.rings.values()), plugin.n_lost)
         self.counts.n_lost += n_lost - plugin.n_lost
         if n_lost > plugin.n_lost:
             plugin.free_ns = UNKNOWN_NS

@@ -68,6 +68,9 @@ RECORD: Final = np.dtype([
 
 MAGIC: Final = 0x314C_4343_4E47_4E49
 VERSION: Final = 1
+_NUMBERS: Final = ("head", "n_crowded", "n_unended", "n_untimed")
+MAX_COUNT: Final = 1 << 40
+"""Of collectives of one process: a hundred thousand a second for four months."""
 MAX_RECORDS: Final = 1 << 16
 MAX_COMMS: Final = 1 << 12
 MAX_RINGS: Final = 16
@@ -85,7 +88,8 @@ class RingCounts:
 
     Attributes:
         n_overwritten: Collectives that the writer wrote over before they were read.
-        n_broken: Whose writer was ended before it had written them.
+        n_broken: Whose writer was ended before it had written them; one more where the header says what cannot be true,
+            and nothing is read.
         n_crowded: That the plug-in could not follow.
         n_unended: Whose end NCCL did not tell.
         n_untimed: Whose times NCCL did not tell.
@@ -130,6 +134,7 @@ class NcclRing(Closing):
         is_history_ours = since_ns is not None and int(header["began_ns"]) >= since_ns
         self._at = 0 if is_history_ours else max(int(header["head"]) - self._n_records, 0)
         self._stuck_at = -1
+        self._is_senseless = False
 
     def read(self) -> Records:
         """Records since the last time, in the order in which the collectives ended; shape (n,) of RECORD."""
@@ -190,8 +195,13 @@ class NcclRing(Closing):
         return head is None or head <= self._at
 
     def _read_head(self) -> int | None:
+        """Records begun so far; None where the header is cut off or says what cannot be true."""
         rows = self._read_at(0, 1, HEADER)
         if not len(rows):
+            return None
+        if any(int(rows[name][0]) > MAX_COUNT for name in _NUMBERS):
+            self.counts.n_broken += not self._is_senseless
+            self._is_senseless = True
             return None
         self.counts.n_crowded = int(rows["n_crowded"][0])
         self.counts.n_unended = int(rows["n_unended"][0])
@@ -253,6 +263,7 @@ def _read_header(fd: int, owner: int) -> np.void | None:
         and header["record_bytes"] == RECORD.itemsize
         and 0 < header["n_records"] <= MAX_RECORDS
         and header["n_comms"] <= MAX_COMMS
+        and all(header[name] <= MAX_COUNT for name in _NUMBERS)
     )
     return header if is_ours else None
 
