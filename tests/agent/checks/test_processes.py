@@ -67,6 +67,7 @@ def test_a_runtime_that_is_linked_in_without_its_names_is_said_to_be_hidden(
     ("name", "is_ours"),
     [
         ("libnccl.so.2.28.9", True), ("libcudart-d0da41ae.so.11.0", True), ("libcuda.so.1", True),
+        ("libnccl-1a2b3c4d.so.2.28.9", True), ("libnccl-tuner-1a2b3c4d.so", False), ("libnccl-env.so", False),
         ("libnccl-profiler-ingero.so", False), ("libnccl-net.so", False), ("libc.so.6", False),
     ],
 )  # fmt: skip

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import functools
+import re
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import Final
@@ -26,7 +27,9 @@ _RUNTIME: Final = "libcudart"
 _TORCH: Final = "libtorch_cpu."
 _DEVICE_CODE: Final = frozenset((".nv_fatbin", ".nvFatBinSegment", "__nv_relfatbin"))
 """Sections of what nvcc compiled, which hands its device code to a CUDA runtime; they stay when names are stripped."""
-_NOT_NAMES: Final = ("libnccl-",)  # plug-ins, ours among them: NCCL calls them, nobody else does
+_PLUGIN: Final = re.compile(r"libnccl-(?![0-9a-f]{8}\.)")
+"""Plug-ins, ours among them: NCCL calls them, nobody else does. auditwheel puts eight digits of a hash behind the name
+of a library that it copies into a wheel (``copylib()`` of auditwheel/repair.py)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +63,7 @@ class ProbeTarget:
 def is_library(mapping: Mapping) -> bool:
     """Whether a mapped file has the name of a library that we probe."""
     name = mapping.path.rpartition("/")[2]
-    return name.startswith(_NAMES) and not name.startswith(_NOT_NAMES)
+    return name.startswith(_NAMES) and not _PLUGIN.match(name)
 
 
 def is_torch(mapping: Mapping) -> bool:
