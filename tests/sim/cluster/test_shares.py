@@ -3,6 +3,8 @@
 import pytest
 
 from ingero.errors import UnsupportedError
+from ingero.sim.cluster import shares
+from ingero.sim.cluster.cleanup import open_cleanup
 from ingero.sim.cluster.shares import (
     DISKS,
     PROCESSORS,
@@ -10,6 +12,7 @@ from ingero.sim.cluster.shares import (
     find_own,
     find_parent,
     list_disks,
+    open_shares,
 )
 
 BOTH = """22 27 0:21 / /proc rw - proc proc rw
@@ -120,3 +123,60 @@ def test_reading_is_limited_on_each_disk_that_has_a_medium(tmp_path, disks):
         assert (tmp_path / name).read_text() == line
     assert share.members == (tmp_path / "cpu/cgroup.procs", tmp_path / "cgroup.procs")
     assert ProcessorShare(tmp_path, True, 0.5, tmp_path).members == (tmp_path / "cgroup.procs",)
+
+
+@pytest.fixture
+def unified(machine, tmp_path, monkeypatch):
+    """Version 2 as the only one; what is written to a file replaces it, and a removed group goes with its files."""
+    mounts = BOTH.format(root=tmp_path).splitlines()[-1] + "\n"
+    paths = machine(mounts)
+    monkeypatch.setattr(shares, "find_parent", lambda wanted: find_parent(wanted, *paths))
+    monkeypatch.setattr(shares, "_REMOVE", 'rm -r "$1"')
+    return tmp_path / "unified"
+
+
+def run_hosts(**options):
+    with open_cleanup() as cleanup, open_shares(2, cleanup, **options) as made:
+        assert [one.folder.is_dir() for one in made] == [True, True]
+
+
+def make_group(root, name, **values):
+    group = root / name
+    group.mkdir()
+    for file, value in ({"cpu_max": "max 100000", "cpu_weight": "100"} | values).items():
+        (group / file.replace("_", ".")).write_text(f"{value}\n")
+
+
+@pytest.mark.parametrize(
+    ("before", "options", "after"),
+    [
+        ("memory pids", {}, "-cpu"),
+        ("memory", {"slow_disks": [0]}, "-cpu -io"),
+        ("cpu memory", {"slow_disks": [0]}, "-io"),
+    ],
+)
+def test_controllers_that_were_off_are_off_again(unified, before, options, after):
+    control = unified / "cgroup.subtree_control"
+    control.write_text(f"{before}\n")
+    make_group(unified, "system.slice")
+    (unified / "system.slice/io.max").touch()
+    run_hosts(**options)
+    assert control.read_text() == f"{after}\n"
+
+
+@pytest.mark.parametrize(
+    ("before", "group", "values"),
+    [
+        ("cpu memory", "system.slice", {}),
+        ("memory", "job", {"cpu_max": "50000 100000"}),
+        ("memory", "job", {"cpu_weight": "300"}),
+        ("memory", "job", {"io_max": "8:0 rbps=1000"}),
+        ("memory", "ingero-77-0", {}),
+    ],
+)
+def test_controllers_that_were_on_or_that_others_use_stay_on(unified, before, group, values):
+    control = unified / "cgroup.subtree_control"
+    control.write_text(f"{before}\n")
+    make_group(unified, group, **values)
+    run_hosts()
+    assert control.read_text() == "+cpu"

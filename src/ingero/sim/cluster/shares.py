@@ -40,6 +40,14 @@ _OWN: Final = Path("/proc/self/cgroup")
 _REMOVE: Final = """for _ in 1 2 3 4 5 6 7 8 9 10; do
 rmdir "$1" 2>/dev/null && exit; while read -r pid; do kill -9 "$pid"; done <"$1/cgroup.procs"; sleep 0.2; done"""
 
+# What another cgroup is limited by would be gone with its controller. `ingero-*` are hosts of another run.
+_DISABLE: Final = """for one in "$1"/*/; do
+case "$one" in */ingero-[0-9]*) exit;; esac
+for file in cpu.max cpu.weight io.max io.weight; do
+[ -r "$one$file" ] && read -r now <"$one$file" || continue
+case "$now" in "max 100000"|100|"default 100") ;; *) exit;; esac; done; done
+echo "$2" >"$1/cgroup.subtree_control\""""
+
 
 @dataclass(frozen=True, slots=True)
 class ProcessorShare:
@@ -134,21 +142,34 @@ def open_shares(
         raise UnsupportedError(
             "a disk cannot be made slow: it and the processors are in different cgroups"
         )
-    if is_unified:
-        _write(parent / "cgroup.subtree_control", "+cpu" + (" +io" if slow_disks else ""))
+    controllers = ("cpu", "io") if slow_disks else ("cpu",)
+    added = _add_controllers(parent, controllers) if is_unified else []
     n_processors = (1 - RESERVED) * len(os.sched_getaffinity(0)) / (n_busy or n_hosts)
     shares = []
-    for host in range(n_hosts):
-        name = f"ingero-{os.getpid()}-{host}"
-        folder = _make_group(parent / name, cleanup)
-        disk_folder = None
-        if disks is not None and host in slow_disks:
-            disk_folder = folder if is_unified else _make_group(disks[0] / name, cleanup)
-        shares.append(ProcessorShare(folder, is_unified, n_processors, disk_folder))
-        weight = "cpu.weight" if is_unified else "cpu.shares"
-        _write(folder / weight, str(WEIGHTS[weight]))
-        shares[-1].limit(1.0)
+    try:
+        for host in range(n_hosts):
+            name = f"ingero-{os.getpid()}-{host}"
+            folder = _make_group(parent / name, cleanup)
+            disk_folder = None
+            if disks is not None and host in slow_disks:
+                disk_folder = folder if is_unified else _make_group(disks[0] / name, cleanup)
+            shares.append(ProcessorShare(folder, is_unified, n_processors, disk_folder))
+            weight = "cpu.weight" if is_unified else "cpu.shares"
+            _write(folder / weight, str(WEIGHTS[weight]))
+            shares[-1].limit(1.0)
+    finally:
+        if added:  # behind the commands that remove the hosts' own
+            off = " ".join(f"-{name}" for name in added)
+            cleanup.add("/bin/sh", "-c", _DISABLE, "disable", str(parent), off)
     yield tuple(shares)
+
+
+def _add_controllers(parent: Path, controllers: Collection[str]) -> list[str]:
+    """Let children of a cgroup of version 2 be limited; the controllers that were not there before."""
+    control = parent / "cgroup.subtree_control"
+    known = _read(control).split()
+    _write(control, " ".join(f"+{name}" for name in controllers))
+    return [name for name in controllers if name not in known]
 
 
 def _make_group(folder: Path, cleanup: Cleanup) -> Path:
