@@ -342,7 +342,7 @@ OP_NAMES: Final[dict[int, dict[int, str]]] = {
     Source.GLOO: {
         1: "glooGroup", 3: "glooAllReduce", 4: "glooAllGather", 6: "glooBroadcast", 7: "glooSend",
         8: "glooRecv", 10: "glooReduce", 11: "glooAllToAll", 12: "glooBarrier", 18: "glooGather",
-        19: "glooScatter", 24: "glooConnect", 25: "glooClose", 26: "glooCaught",
+        19: "glooScatter", 24: "glooConnect", 25: "glooClose", 26: "glooCaught", 27: "glooNext",
     },
     Source.GPU: {
         1: "throttle_power", 2: "throttle_thermal", 3: "throttle_hardware", 4: "xid",

@@ -47,9 +47,8 @@ class HiddenRuntimes:
         A runtime that is linked in asks for the driver's library only when it starts: search when that is mapped. Files
         that are mapped later are for `is_named`.
         """
-        self._note_searched(
-            pid
-        )  # before its files are read: those that it maps from now on may be missing among them
+        # Before its files are read: those that it maps from now on may be missing among them.
+        self._note_searched(pid)
         others = {one.path: one for one in iter_mappings(pid) if not is_library(one)}
         return [mapping for mapping in others.values() if self._look_into(mapping)]
 

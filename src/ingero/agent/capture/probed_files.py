@@ -202,9 +202,8 @@ class ProbedFiles(Closing):
         if self._changes is None:
             return
         released = []
-        with (
-            self._lock
-        ):  # also to read: another thread that has read of a change has acted on it then
+        # The lock is held to read, too: another thread that has read of a change has acted on it then.
+        with self._lock:
             numbers, has_lost = self._changes.read()
             files = {self._watched[number] for number in numbers if number in self._watched}
             for file in set(self._watched.values()) if has_lost else files:
