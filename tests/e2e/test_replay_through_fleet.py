@@ -45,6 +45,27 @@ def offline():
     return replay("--offline")
 
 
+def read_steps(n_steps):
+    """The columns of AR, of its first steps alone."""
+    table = pq.read_table(find_packaged("AR"))
+    columns = {name: table[name].to_numpy() for name in table.schema.names}
+    is_kept = columns["step"] < np.unique(columns["step"])[n_steps]
+    return {name: column[is_kept] for name, column in columns.items()}
+
+
+@pytest.fixture(scope="module")
+def short(tmp_path_factory):
+    """A third of AR, for what does not depend on its length: each push of it costs a Fleet time."""
+    path = tmp_path_factory.mktemp("short") / "trace-short.parquet"
+    pq.write_table(pa.table(read_steps(15)), path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def short_offline(short):
+    return replay("--offline", trace=short)
+
+
 def test_through_the_network_the_answer_is_exactly_the_offline_one(offline):
     assert replay("--speed", "400") == offline
 
@@ -63,9 +84,8 @@ def nats(tmp_path):
 
 @pytest.fixture
 def recovered(tmp_path):
-    """AR, of which the slow worker is well again after twelve steps."""
-    table = pq.read_table(find_packaged("AR"))
-    columns = {name: table[name].to_numpy().copy() for name in table.schema.names}
+    """Half of AR, of which the slow worker is well again after twelve steps."""
+    columns = read_steps(24)
     is_slow = (columns["dp_rank"] == 0) & (columns["stage"] == 0)
     is_well = columns["step"] >= np.unique(columns["step"])[12]
     for kind in ("forward-compute", "backward-compute"):
@@ -94,17 +114,20 @@ def test_only_the_injected_worker_is_a_culprit_and_within_a_step(offline):
     assert len(culprit["victims"]) == 15
 
 
-def test_several_receiving_processes_give_exactly_the_same_answer(offline):
+def test_several_receiving_processes_give_exactly_the_same_answer(short, short_offline):
     with run_local_fleet((*COMPRESSED, "service.workers=2")) as fleet:
         result = replay(
             "--speed", "1000", "--interval", "20s",
             "--fleet", fleet.url(OTLP_HTTP),
             "--admin", fleet.url(ADMIN),
+            trace=short,
         )  # fmt: skip
-    assert result == offline
+    assert result == short_offline
 
 
-def test_over_a_stream_the_answer_is_the_same_and_a_judge_that_takes_over_keeps_it(offline, nats):
+def test_over_a_stream_the_answer_is_the_same_and_a_judge_that_takes_over_keeps_it(
+    short, short_offline, nats
+):
     shared = (*COMPRESSED, f"service.storage.nats.servers=[{nats.url}]")
     receiving = (*shared, "service.storage.nats.judge=false")
     with ExitStack() as stack:
@@ -114,8 +137,9 @@ def test_over_a_stream_the_answer_is_the_same_and_a_judge_that_takes_over_keeps_
             "--speed", "1000", "--interval", "60s", "--cluster-id", "fallen",
             "--fleet", receiver.url(OTLP_HTTP),
             "--admin", judge.url(ADMIN),
+            trace=short,
         )  # fmt: skip
-        assert result == offline
+        assert result == short_offline
         before = ask_verdicts(judge, "fallen")
         judge.signal(signal.SIGKILL)
         heir = stack.enter_context(run_local_fleet(shared))
@@ -132,17 +156,18 @@ def ask_verdicts(fleet, cluster):
     return page.json()["clusters"][0]["verdicts"] if page.is_success else []
 
 
-def test_replay_into_a_running_fleet_leaves_it_running():
+def test_replay_into_a_running_fleet_leaves_it_running(short):
     with run_local_fleet() as fleet:
         result = replay(
             "--speed", "1000",
             "--fleet", fleet.url(OTLP_HTTP),
             "--admin", fleet.url(ADMIN),
             "--cluster-id", "prod a",
+            trace=short,
         )  # fmt: skip
         assert result["culprits"] == [{"dp_rank": 0, "stage": 0}]
         again = replay("--speed", "1000", "--fleet", fleet.url(OTLP_HTTP),
-                       "--admin", fleet.url(ADMIN))  # fmt: skip
+                       "--admin", fleet.url(ADMIN), trace=short)  # fmt: skip
         assert again["culprits"] == result["culprits"]
 
 
