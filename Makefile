@@ -100,9 +100,10 @@ fuzz: setup ## give each decoder 10000 mutated bodies (BODIES=1000000: as many),
 	@$(PY) -m tests.fuzz --bodies $(BODIES)
 	@INGERO_PROPERTIES=any $(PY) -m pytest -q $(PARALLEL) -m "hypothesis and not kernel"
 
+# Without pandas, which chdb names and does without: where it is installed, PyArrow imports it in each program that starts.
 lock: ## pin every dependency again, with hashes
 	.venv/bin/uv pip compile --quiet --universal --generate-hashes --no-header --no-annotate --python-version 3.11 \
-	  --all-extras --group dev pyproject.toml -o requirements/dev.txt
+	  --no-emit-package pandas --all-extras --group dev pyproject.toml -o requirements/dev.txt
 
 clean: ## remove .venv and every cache
 	rm -rf .venv .cache .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis build dist
