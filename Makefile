@@ -17,7 +17,8 @@ demo: setup ## replay a real 64-GPU trace through a real Fleet, name the culprit
 	@.venv/bin/ingero replay AR --speed 200 --echo --gpu-rate 2.50
 
 test: setup ## run every test tier that this machine allows; each skip says why
-	@status=0; $(PY) -m pytest $(PARALLEL) -m "not live" || status=$$?; $(PY) -m pytest -n 0 -m live || status=$$?; exit $$status
+	@status=0; $(PY) -m pytest $(PARALLEL) -m "not live" || status=$$?; \
+	  $(PY) -m pytest -n 0 -m live $$(grep -rl --include='test_*.py' 'pytest\.mark\.live' tests) || status=$$?; exit $$status
 
 dist: setup ## sdist and wheel, the same bits from everywhere, with a bill of materials and checksums, into dist/
 	@scripts/dist
