@@ -58,9 +58,10 @@ def find_brought(wanted, extra=""):
 @pytest.fixture(scope="module")
 def owners():
     """Distribution by the path of each of its files."""
+    named = [(one, normalize(one.name)) for one in distributions()]  # each time a name is parsed
     return {
-        str(one.locate_file(file)): normalize(one.metadata["Name"])
-        for one in distributions()
+        str(one.locate_file(file)): name
+        for one, name in named
         for file in one.files or ()
         if file.suffix in {".py", ".so"}
     }
