@@ -6,15 +6,17 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.support.packaged_trace import write_first_steps
 
 INGERO = str(Path(sys.executable).with_name("ingero"))
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_echo_names_the_replays_culprit_whom_it_blocked_and_what_fleet_charges():
+def test_echo_names_the_replays_culprit_whom_it_blocked_and_what_fleet_charges(tmp_path):
+    trace = str(write_first_steps(tmp_path / "trace.parquet", 15))
     done = subprocess.run(
-        [INGERO, "replay", "AR", "--echo", "--json", "--speed", "2000", "--gpu-rate", "7.2"],
+        [INGERO, "replay", trace, "--echo", "--json", "--speed", "2000", "--gpu-rate", "7.2"],
         capture_output=True,
         text=True,
         check=True,

@@ -15,11 +15,11 @@ import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from tests.support.packaged_trace import read_first_steps, write_first_steps
 from tests.support.relay import Network, Relay
 
 from ingero.cli.commands.replay.command import COMPRESSED
 from ingero.errors import UnsupportedError
-from ingero.job_traces.readers import find_packaged
 from ingero.sim.local_fleet import ADMIN, OTLP_HTTP, run_local_fleet
 from ingero.sim.local_nats import LocalNats, find_nats_server
 from ingero.testing.waiting import wait_until
@@ -45,20 +45,10 @@ def offline():
     return replay("--offline")
 
 
-def read_steps(n_steps):
-    """The columns of AR, of its first steps alone."""
-    table = pq.read_table(find_packaged("AR"))
-    columns = {name: table[name].to_numpy() for name in table.schema.names}
-    is_kept = columns["step"] < np.unique(columns["step"])[n_steps]
-    return {name: column[is_kept] for name, column in columns.items()}
-
-
 @pytest.fixture(scope="module")
 def short(tmp_path_factory):
     """A third of AR, for what does not depend on its length: each push of it costs a Fleet time."""
-    path = tmp_path_factory.mktemp("short") / "trace-short.parquet"
-    pq.write_table(pa.table(read_steps(15)), path)
-    return path
+    return write_first_steps(tmp_path_factory.mktemp("short") / "trace-short.parquet", 15)
 
 
 @pytest.fixture(scope="module")
@@ -85,7 +75,7 @@ def nats(tmp_path):
 @pytest.fixture
 def recovered(tmp_path):
     """Half of AR, of which the slow worker is well again after twelve steps."""
-    columns = read_steps(24)
+    columns = read_first_steps(24)
     is_slow = (columns["dp_rank"] == 0) & (columns["stage"] == 0)
     is_well = columns["step"] >= np.unique(columns["step"])[12]
     for kind in ("forward-compute", "backward-compute"):
