@@ -120,7 +120,7 @@ def test_schemathesis_passes_with_every_check_and_phase(tmp_path):
         command = [str(SCHEMATHESIS), "--config-file", str(config), "run"]
         command += [f"{echo.url}/api/v2/openapi.json", "-H", f"Authorization: Bearer {ALL}"]
         command += ["--phases", "examples,coverage,fuzzing", "--checks", "all", "-n", "4"]
-        command += ["--continue-on-failure", "--no-color", "--max-time", "60"]
+        command += ["--continue-on-failure", "--no-color", "--max-time", "30"]
         found = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
         assert found.returncode == 0, found.stdout[-6000:] + found.stderr[-2000:]
         assert "Tested: 25" in found.stdout
