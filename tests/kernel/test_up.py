@@ -161,7 +161,7 @@ def test_real_job_that_is_slow_in_python_is_told_by_its_line_and_not_by_its_quot
 
 @pytest.mark.torch
 def test_real_job_with_uneven_batches_names_nobody_and_says_that_they_compute_more():
-    fault = ("--fault", "imbalance:2x", "--duration", "45s")
+    fault = ("--fault", "imbalance:2x", "--duration", "30s")
     result = up("--ranks", "4", "--job", str(JOBS / "ddp.py"), *fault)
     assert (result["culprits"], result["wrongly_named"]) == ([], [])
     assert {verdict["verdict"] for verdict in result["verdicts"]} == {"imbalance:data"}

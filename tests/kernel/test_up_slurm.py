@@ -26,7 +26,7 @@ LIMIT_S = 600
 def test_the_slow_ranks_node_is_drained_and_the_job_ends_on_the_spare_from_its_checkpoint():
     fault = ("--ranks", "4", "--spares", "1", "--fault", "cpu-quota:2:50%", "--act", "auto")
     told = ("--echo", "--gpu-rate", "36")
-    command = [*UP, "--json", *fault, *told, "--", "--steps", "700"]
+    command = [*UP, "--json", *fault, *told, "--", "--steps", "450"]
     run = subprocess.run(command, capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stderr
     result = json.loads(run.stdout)
@@ -41,7 +41,7 @@ def test_the_slow_ranks_node_is_drained_and_the_job_ends_on_the_spare_from_its_c
     assert result["requeued"]
     assert result["finished"]
     assert result["job"]["nodes"] == "host-[0-1,3-4]"
-    assert result["last_step"] == 690
+    assert result["last_step"] == 440
     savings, steps = result["savings"], result["step_ms"]
     assert savings["resumed_at_step"] > 100
     assert steps["during"] > steps["before"]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import textwrap
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Final
 
 from ingero.model.collectives import Rank
 from ingero.model.counters import WorkRates
@@ -153,6 +155,9 @@ class Diagnosis:
         return self.causes[0].kind if self.causes else ""
 
 
+_SEEN_CHARS: Final = 160
+
+
 def describe_diagnosis(diagnosis: Diagnosis) -> str:
     """One line for a person. What is unexplained comes with what was seen: the lines at which the program waited."""
     if diagnosis.declined:
@@ -164,4 +169,6 @@ def describe_diagnosis(diagnosis: Diagnosis) -> str:
 
 
 def _find_seen(cause: DiagnosedCause) -> tuple[str, ...]:
-    return cause.evidence if cause.kind == CauseKind.UNEXPLAINED else ()
+    if cause.kind != CauseKind.UNEXPLAINED or not cause.evidence:
+        return ()
+    return (textwrap.shorten("; ".join(cause.evidence), _SEEN_CHARS, placeholder=" …"),)
