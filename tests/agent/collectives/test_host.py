@@ -261,6 +261,37 @@ def test_a_process_whose_communicators_nobody_knows_is_named_once_and_again_when
     assert tracker.take_unknown() == [42]
 
 
+def test_a_process_with_several_ranks_of_a_communicator_speaks_as_the_lowest():
+    tracker, first = take(
+        [collective(1000 + rank, 1, rank=rank, stream=rank) for rank in (4, 5, 6)],
+        [call(CudaOp.DEVICE_SYNC, 1100, 400)],
+    )
+    _, second = take(
+        [collective(3000 - rank, 2, rank=rank, stream=rank) for rank in (4, 5, 6)],
+        [call(CudaOp.DEVICE_SYNC, 3100, 400)],
+        at_ns=2 * LATER,
+        tracker=tracker,
+    )
+    for seq, (run,) in ((1, first), (2, second)):
+        assert (run.comm_rank, run.n_ranks, run.ops["seq"].tolist()) == (4, 4, [seq])
+    assert second[0].ops["own_ns"].tolist() == [2994 - 1500]
+    assert tracker.positions(42)[f"{COMM:016x}"].comm_rank == 4
+
+
+def test_ranks_of_one_process_are_one_although_they_are_read_in_turns():
+    tracker = CollectiveTracker()
+    seqs = []
+    for entry_ns, seq, rank in ((1000, 1, 5), (1001, 1, 4), (2000, 2, 4), (2001, 2, 5)):
+        _, runs = take(
+            [collective(entry_ns, seq, rank=rank)],
+            [call(CudaOp.STREAM_SYNC, entry_ns + 10, 10, stream=7)],
+            tracker=tracker,
+        )
+        seqs += [seq for run in runs for seq in run.ops["seq"].tolist()]
+    assert seqs == [1, 2]
+    assert tracker.positions(42)[f"{COMM:016x}"].comm_rank == 4
+
+
 def test_a_group_of_gloo_that_was_not_met_yet_is_counted_and_nobody_is_named():
     record = collective(1000, 5, comm=0)
     record["source"] = Source.GLOO

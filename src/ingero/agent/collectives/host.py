@@ -160,6 +160,7 @@ class _Process:
     host_free_ns: int = UNKNOWN_NS
     order: StreamOrder = field(default_factory=StreamOrder)
     positions: dict[str, CommPosition] = field(default_factory=dict)
+    several: set[int] = field(default_factory=set)
 
 
 class CollectiveTracker:
@@ -309,6 +310,7 @@ class CollectiveTracker:
         for pid in {int(pid) for part in (rows, waits) for pid in part["pid"]} | known_ended:
             known = self._process(pid)
             fresh = rows[rows["pid"] == pid]
+            _keep_one_rank(known, fresh)
             self._note_entries(known, fresh[fresh["is_told"]])
             pending = np.concatenate([known.pending, fresh])
             pending = pending[np.argsort(pending["entry_ns"], kind="stable")]
@@ -390,6 +392,28 @@ class CollectiveTracker:
                     )
                 )
         return finished
+
+
+def _keep_one_rank(known: _Process, rows: Records) -> None:
+    """Let a process that is several ranks of one communicator, one for each of its GPUs, speak as the lowest of them.
+
+    Of each operation the row that was entered first stays: before it is what the process did by itself.
+    """
+    for comm_hash in np.unique(rows["comm_hash"][rows["is_told"]]).tolist():
+        mine = np.flatnonzero(rows["is_told"] & (rows["comm_hash"] == comm_hash))
+        before = known.positions.get(f"{comm_hash:016x}")
+        ranks = rows["comm_rank"][mine]
+        if before is not None:
+            ranks = np.append(ranks, before.comm_rank)
+        if comm_hash not in known.several and (ranks == ranks[0]).all():
+            continue
+        known.several.add(comm_hash)
+        _, first = np.unique(rows["seq"][mine], return_index=True)
+        is_first = np.zeros(len(mine), bool)
+        is_first[first] = True
+        if before is not None:
+            is_first &= rows["seq"][mine] > before.entered
+        rows["is_told"][mine], rows["comm_rank"][mine] = is_first, ranks.min()
 
 
 def _end(pending: Records, waits: Records) -> None:
