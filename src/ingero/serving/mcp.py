@@ -22,7 +22,7 @@ from ingero.errors import IngeroError
 from ingero.serving.query import Prompt, Query
 
 Call = Callable[[str, Mapping[str, Any]], Awaitable[bytes]]
-"""Answers a question by name with encoded JSON. Raises an `IngeroError` whose message may be shown, or KeyError."""
+"""Answers a question of that name with encoded JSON. Raises an `IngeroError` whose message may be shown."""
 
 _Context = ServerRequestContext[Any]
 
@@ -50,6 +50,7 @@ def build_mcp_server(
 ) -> Server[Any]:
     """An MCP server that lists these questions and recipes and answers through ``call``."""
     tools = [_build_tool(query) for query in queries]
+    names = {tool.name for tool in tools}
     recipes = {prompt.name: prompt for prompt in prompts}
 
     async def list_tools(
@@ -62,6 +63,8 @@ def build_mcp_server(
         context: _Context, params: types.CallToolRequestParams
     ) -> types.CallToolResult:
         del context
+        if params.name not in names:
+            raise MCPError(types.INVALID_PARAMS, "no such tool")
         return await _answer(call, params.name, params.arguments or {})
 
     async def list_prompts(
@@ -117,8 +120,6 @@ def _build_prompt(prompt: Prompt) -> types.Prompt:
 async def _answer(call: Call, name: str, arguments: Mapping[str, Any]) -> types.CallToolResult:
     try:
         encoded = await call(name, arguments)
-    except KeyError:
-        raise MCPError(types.INVALID_PARAMS, "no such tool") from None
     except IngeroError as error:
         text = f"{error.message} ({error.hint})" if error.hint else error.message
         return types.CallToolResult(

@@ -158,6 +158,10 @@ get("access").addEventListener("submit", (event) => {
   get("token").value = "";
   update({ isForced: true });
 });
-document.addEventListener("visibilitychange", () => { if (!document.hidden) follow(); });
+document.addEventListener("visibilitychange", () => {
+  if (document.hidden) return;
+  clearTimeout(timer);
+  follow();
+});
 window.addEventListener("hashchange", () => { if (asked() && asked() !== active) choose(asked()); });
 choose(asked() || "incidents");
