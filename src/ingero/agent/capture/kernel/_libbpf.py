@@ -15,7 +15,9 @@ from typing import Any, Final
 from ingero.errors import UnsupportedError
 
 _PRINT_FN: Final = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p)
-_LOG_BYTES: Final = 2048
+_LOG_BYTES: Final = 1 << 20
+_KEPT_CHARS: Final = 2048
+"""Of each end of a message: the reason for which a program is refused is at the end of its log."""
 _PTR: Final = ctypes.c_void_p
 _INT: Final = ctypes.c_int
 _U32: Final = ctypes.c_uint32
@@ -77,7 +79,10 @@ class Libbpf:
             return 0
         text = ctypes.create_string_buffer(_LOG_BYTES)
         self._vsnprintf(text, _LOG_BYTES, fmt, arguments)
-        self.messages.append(text.value.decode("utf-8", "replace").strip())
+        message = text.value.decode("utf-8", "replace").strip()
+        if len(message) > 2 * _KEPT_CHARS:
+            message = f"{message[:_KEPT_CHARS]}\n{message[-_KEPT_CHARS:]}"
+        self.messages.append(message)
         del self.messages[:-40]
         return 0
 

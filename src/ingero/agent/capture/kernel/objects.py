@@ -6,10 +6,11 @@ Objects are compiled when the package is built (``bpf/build.py``) and lie beside
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
 import platform
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
@@ -22,6 +23,10 @@ from ingero.errors import UnsupportedError
 
 _REFUSED: Final = re.compile(r"prog '(?P<program>\w+)': (BPF program load failed|failed to )")
 """What libbpf 1.1 and later say (libbpf.c: bpf_object_load_prog, libbpf_prepare_prog_load)."""
+_JUDGED: Final = re.compile(
+    r"BEGIN PROG LOAD LOG --.*\n(?P<last>[^\n]+)\nprocessed \d+ insns", re.DOTALL
+)
+"""Why the verifier refuses a program stands before what it processed (verifier.c: print_verification_stats)."""
 _HASH: Final = 1  # enum bpf_map_type
 _NO_PREALLOC: Final = 1
 _MAX_PREALLOCATED_BYTES: Final = 32 << 20
@@ -111,6 +116,23 @@ def preallocate(layout: MapLayout) -> MapLayout:
     while n_entries * entry_bytes > _MAX_PREALLOCATED_BYTES:
         n_entries //= 2
     return replace(layout, max_entries=n_entries, flags=layout.flags & ~_NO_PREALLOC)
+
+
+def find_next_step(code: int, messages: Sequence[str]) -> str:
+    """What to do about an object that was not taken.
+
+    Args:
+        code: errno; EACCES is also what the verifier says of a program that everybody may load.
+        messages: What libbpf wrote.
+    """
+    judged = _JUDGED.search("\n".join(messages))
+    if judged and code != errno.EPERM:
+        return f"this kernel's verifier does not take it: {judged['last']}; please report it, with `uname -r`"
+    if code in {errno.EPERM, errno.EACCES}:
+        return "run as root, or grant CAP_BPF and CAP_PERFMON"
+    failures = [line for line in messages if "failed" in line or "libbpf:" in line]
+    detail = "; ".join(line.splitlines()[0] for line in failures[-3:])
+    return f"see `ingero check`; libbpf said: {detail}" if detail else "see `ingero check`"
 
 
 class ProgramRefusedError(UnsupportedError):
@@ -224,13 +246,9 @@ class BpfObject(Closing):
 
     def _refusal(self, verb: str, code: int) -> UnsupportedError:
         reason = os.strerror(code) if code else "refused"
-        failures = [line for line in self._libbpf.messages if "failed" in line or "libbpf:" in line]
-        detail = "; ".join(line.splitlines()[0] for line in failures[-3:])
-        hint = "run as root, or grant CAP_BPF and CAP_PERFMON"
-        if code not in {1, 13}:
-            hint = f"see `ingero check`; libbpf said: {detail}" if detail else "see `ingero check`"
         error = UnsupportedError(
-            f"cannot {verb} the BPF object {self.probe!r}: {reason}", hint=hint
+            f"cannot {verb} the BPF object {self.probe!r}: {reason}",
+            hint=find_next_step(code, self._libbpf.messages),
         )
         found = _REFUSED.search("\n".join(self._libbpf.messages))
         return ProgramRefusedError(error, found["program"], reason) if found else error
