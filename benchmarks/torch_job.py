@@ -113,10 +113,17 @@ def measure(fleet, python, job, n_pairs):
 
 @contextmanager
 def running(python, job):
-    with subprocess.Popen(build_command(python, job, NO_END), env=build_environment()) as launcher:
+    command = build_command(python, job, NO_END)
+    with (
+        job.with_suffix(".err").open("w+") as errors,
+        subprocess.Popen(command, stderr=errors, env=build_environment()) as launcher,
+    ):
         try:
             time.sleep(START_S)
             yield
+            if launcher.poll() is not None:
+                errors.seek(0)
+                raise RuntimeError(f"the job ended by itself: {errors.read()[-6000:]}")
         finally:
             launcher.terminate()
 
