@@ -13,21 +13,19 @@ import httpx
 from tests.chaos.history import Threshold
 from tests.chaos.job import CLUSTER, N_RANKS, Job
 from tests.chaos.site import TOKEN
+from tests.support.pushes import build_status
 
 from ingero.agent.collectives.run_queue import RunQueue
 from ingero.agent.health.cache import HeaderOutcome, ThresholdCache
 from ingero.agent.health.failover import FailoverTransport
-from ingero.agent.health.push_body import NodeIdentity, PushStatus, build_push
+from ingero.agent.health.push_body import NodeIdentity, build_push
 from ingero.agent.health.push_queue import PushQueue
-from ingero.agent.health.signals.machine import State
-from ingero.agent.health.signals.reading import Signals
 from ingero.agent.health.spill import Spill, SpillSettings
 from ingero.agent.health.transport import HttpTransport, TransportSettings
 from ingero.otlp.client.endpoint import parse_endpoint
 from ingero.telemetry.clock import SystemClock
 from ingero.units import NS_PER_S
 from ingero.wire.collectives import read_collectives
-from ingero.wire.names import DetectionMode
 
 INTERVAL_NS = NS_PER_S
 TIMEOUT_NS = 2 * NS_PER_S
@@ -165,17 +163,7 @@ class Workload:
             lambda: 0.0,
         )
         while not self._pause():
-            status = PushStatus(
-                score=0.94,
-                shares=Signals(1.0, 0.9, 0.9, 0.9),
-                state=State.ACTIVE,
-                is_degraded=False,
-                mode=DetectionMode.FLEET,
-                is_reachable=True,
-                cohort="",
-                wall_ns=clock.wall_ns(),
-            )
-            queue.offer(build_push(identity, status))
+            queue.offer(build_push(identity, build_status(wall_ns=clock.wall_ns())))
             queue.drain()
         queue.release()
 

@@ -7,18 +7,16 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 import trustme
 from click.testing import CliRunner
+from tests.support.pushes import build_status
 
-from ingero.agent.health.push_body import NodeIdentity, PushStatus, build_push
+from ingero.agent.health.push_body import NodeIdentity, build_push
 from ingero.agent.health.service import build_transport
-from ingero.agent.health.signals.machine import State
 from ingero.agent.health.signals.node_facts import GpuFacts
-from ingero.agent.health.signals.reading import Signals
 from ingero.cli.commands.fleet_push import FleetPushConfig
 from ingero.cli.commands.trace.config import TraceConfig
 from ingero.cli.main import cli
 from ingero.cli.options import take_config
 from ingero.cli.push_settings import build_settings, check_tls_files
-from ingero.wire.names import DetectionMode
 
 OPTIONS = {"ca": "--fleet-tls-ca", "cert": "--fleet-tls-cert", "key": "--fleet-tls-key"}
 
@@ -89,16 +87,7 @@ def read(name, args):
 
 
 def push(settings):
-    status = PushStatus(
-        score=0.9,
-        shares=Signals(1.0, 0.9, 0.9, 0.9),
-        state=State.ACTIVE,
-        is_degraded=False,
-        mode=DetectionMode.FLEET,
-        is_reachable=True,
-        cohort="",
-        wall_ns=1,
-    )
+    status = build_status()
     transport = build_transport(settings)
     reply = transport.send(build_push(NodeIdentity(cluster_id="c", node_id="n"), status), 0)
     transport.close()

@@ -1,7 +1,6 @@
 """Each metric and each alert has a page that says what it means when it rises, and what to do."""
 
 import re
-from unittest.mock import Mock
 
 import pytest
 from scripts.metric_pages import (
@@ -14,7 +13,10 @@ from scripts.metric_pages import (
     read_written,
 )
 
+from ingero.fleet.processors.collectives.config import NcclConfig
 from ingero.fleet.processors.collectives.pages import CollectivesPages
+from ingero.fleet.processors.collectives.state import CollectivesState
+from ingero.testing.host import ManualHost
 
 every_program = pytest.mark.parametrize("program", PROGRAMS)
 
@@ -50,9 +52,9 @@ def test_the_page_is_the_one_that_make_docs_writes(program):
 def test_the_admin_pages_that_texts_name_are_served():
     texts = "".join(text for both in read_written("fleet").values() for text in both)
     named = set(re.findall(r"admin page \(`(\w+)`\)", texts))
-    served = {
-        route.path.rsplit("/", 1)[1] for route in CollectivesPages(Mock(), Mock()).admin_routes()
-    }
+    host = ManualHost()
+    pages = CollectivesPages(CollectivesState(NcclConfig(), host), host.clock)
+    served = {route.path.rsplit("/", 1)[1] for route in pages.admin_routes()}
     assert named
     assert named <= served
 

@@ -6,14 +6,13 @@ from dataclasses import replace
 import grpc
 import pytest
 import trustme
+from tests.support.pushes import build_status
 
 from ingero.agent.health.cache import HeaderOutcome, ThresholdCache, ThresholdHeaders
 from ingero.agent.health.episodes import EpisodeKind, EpisodeOutcome, NodeEpisode, SpanMaker
 from ingero.agent.health.poll import ThresholdPoller
-from ingero.agent.health.push_body import NodeIdentity, PushStatus, build_push
+from ingero.agent.health.push_body import NodeIdentity, build_push
 from ingero.agent.health.push_queue import MAX_EXTRAS, MAX_PAUSE_NS, PushQueue
-from ingero.agent.health.signals.machine import State
-from ingero.agent.health.signals.reading import Signals
 from ingero.agent.health.transport import (
     GrpcTransport,
     HttpTransport,
@@ -26,24 +25,13 @@ from ingero.otlp.client.reply import parse_retry_after
 from ingero.otlp.codec.export import decode_protobuf
 from ingero.otlp.names import Signal
 from ingero.testing.clock import ManualClock
-from ingero.wire.names import DetectionMode
 from ingero.wire.push import ResourceCache, read_push
 
 SECOND_NS = 1_000_000_000
 
 
 def push(score=0.94):
-    status = PushStatus(
-        score=score,
-        shares=Signals(1.0, 0.9, 0.9, 0.9),
-        state=State.ACTIVE,
-        is_degraded=False,
-        mode=DetectionMode.FLEET,
-        is_reachable=True,
-        cohort="",
-        wall_ns=1,
-    )
-    return build_push(NodeIdentity(cluster_id="prod a", node_id="n1"), status)
+    return build_push(NodeIdentity(cluster_id="prod a", node_id="n1"), build_status(score=score))
 
 
 def settings(url, **more):
