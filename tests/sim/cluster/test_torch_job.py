@@ -18,6 +18,20 @@ names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "TORCHELASTIC_RUN_ID
 print(*(os.environ[name] for name in names), *sys.argv[1:])
 """
 WAIT = "import signal; signal.pause()\n"
+MEET = """import os, signal, socket, time
+place = (os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
+if os.environ["RANK"] == "0":
+    with socket.create_server(place) as store:
+        kept = store.accept()
+        signal.pause()
+while True:
+    try:
+        kept = socket.create_connection(place)
+        break
+    except ConnectionRefusedError:
+        time.sleep(0.01)
+signal.pause()
+"""
 SHARE = (
     "import os\nos.sched_setaffinity(0, {min(os.sched_getaffinity(0))})\nwhile True:\n    pass\n"
 )
@@ -110,6 +124,21 @@ def test_waiting_is_by_strangers_as_far_as_the_quota_does_not_explain_it(start_j
     assert job.read_kept_waiting()[0] == 0
     job.kill(1)
     assert job.read_kept_waiting()[1] == 0
+
+
+def test_hosts_divide_the_whole_machine_until_the_ranks_have_met(start_job, tmp_path):
+    job = start_job(MEET)
+    job.release()
+    assert (tmp_path / "host-1/cpu.max").read_text() == "10000 10000"
+    wait_until(lambda: job.has_met)
+    job.divide()
+    assert (tmp_path / "host-1/cpu.max").read_text() == "5000 10000"
+
+
+def test_ranks_that_still_load_have_not_met(start_job):
+    job = start_job(WAIT)
+    job.release()
+    assert not job.has_met
 
 
 def test_a_limit_goes_to_the_host_of_the_rank(start_job, tmp_path):

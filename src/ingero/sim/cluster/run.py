@@ -187,10 +187,15 @@ class _Run:
         """Wait until Fleet has compared every rank for a while."""
         self.progress.stage = "warming up"
         warm_up = WarmUp(self.settings.n_ranks, self.clock.mono_ns())
+        loading = self.job if isinstance(self.job, TorchJob) else None
         while not warm_up.is_over(
             self.progress.judgement, self.clock.mono_ns(), self.progress.hang
         ):
             self._update(())
+            # Not every program meets at torchrun's store; each that computes has loaded what it needs.
+            if loading is not None and (loading.has_met or self.progress.judgement is not None):
+                loading.divide()
+                loading = None
 
     def inject(self, cluster: Cluster, reserved: ReservedResources) -> None:
         """Turn every fault on."""

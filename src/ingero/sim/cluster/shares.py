@@ -28,6 +28,8 @@ MIN_QUOTA_US: Final = 1_000
 """The kernel takes no less."""
 RESERVED: Final = 0.5
 """Part of the machine that is left to agents, Fleet and everybody else."""
+WHOLE: Final = 1 / (1 - RESERVED)
+"""What part of its share a host has when all hosts divide the whole machine."""
 PROCESSORS: Final = frozenset({"cpu"})
 DISKS: Final = frozenset({"io", "blkio"})
 """What versions 2 and 1 call the controller."""

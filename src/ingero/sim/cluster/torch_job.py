@@ -22,7 +22,8 @@ from ingero.closing import Closing
 from ingero.config.environment import build_environment
 from ingero.config.torch import find_torch_python
 from ingero.errors import ConfigError, IngeroError, UnsupportedError
-from ingero.sim.cluster.shares import ProcessorShare
+from ingero.sim.cluster.rendezvous import has_met
+from ingero.sim.cluster.shares import WHOLE, ProcessorShare
 from ingero.sim.runner import get_program
 
 PULSE_S: Final = 0.1
@@ -167,10 +168,11 @@ class TorchJob(Closing):
         self._pulses: list[tuple[_Pulses, threading.Thread]] = []
         self._neighbours: list[subprocess.Popen[bytes]] = []
         self._is_breaking = False
+        self._port = _PORT if hosts[0].prefix else _find_port()
         shared = {
             "WORLD_SIZE": str(len(hosts)),
             "MASTER_ADDR": hosts[0].address,
-            "MASTER_PORT": str(_PORT if hosts[0].prefix else _find_port()),
+            "MASTER_PORT": str(self._port),
             "TORCHELASTIC_RUN_ID": name,
             "TMPDIR": str(folder),  # removed after the run; ranks are killed and remove nothing
         }
@@ -235,11 +237,23 @@ class TorchJob(Closing):
         )
 
     def release(self) -> None:
-        """Let every rank begin."""
+        """Let every rank begin; until `divide`, their hosts divide the whole machine, as they only load libraries."""
+        for host in self._hosts:
+            host.share.limit(WHOLE)
         for process in self._ranks:
             assert process.stdin is not None
             process.stdin.write(b"go\n")
             process.stdin.close()
+
+    @property
+    def has_met(self) -> bool:
+        """Whether every rank has loaded what it needs and has come to where all meet."""
+        return all(has_met(pid, self._port) for pid in self.pids)
+
+    def divide(self) -> None:
+        """From now on every rank's host has its own share of the processors, and no more."""
+        for host in self._hosts:
+            host.share.limit(1.0)
 
     def limit(self, rank: int, part: float) -> None:
         """From now on the rank's host has this part of its processor time."""
