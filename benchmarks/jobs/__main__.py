@@ -34,7 +34,11 @@ from ingero.config.torch import find_torch_python
 HERE = Path(__file__).parent
 KEPT = HERE.parents[1] / "build" / "jobs"
 PLANS = {"reduced": plan_reduced, "full": plan_full, "healthy": plan_healthy}
-PAGES = {"healthy": ("healthy.json", "healthy.md")}
+PAGES = {
+    "reduced": ("results.json", "README.md"),
+    "full": ("full.json", "full.md"),
+    "healthy": ("healthy.json", "healthy.md"),
+}
 
 
 def parse_arguments():
@@ -142,6 +146,7 @@ def main():
     rows = judge_all(runs, folder, settings)
     results = {
         "set": asked,
+        "planned": len(runs),
         "date": time.strftime("%Y-%m-%d"),
         "took_s": round(sum(row["took_s"] for row in rows), 1),
         "machine": describe_machine(options.python),
@@ -158,7 +163,7 @@ def main():
         sep="\n",
     )
     if not options.only:
-        figures, page = PAGES.get(asked, ("results.json", "README.md"))
+        figures, page = PAGES[asked]
         (HERE / figures).write_text(json.dumps(results, indent=1) + "\n")
         (HERE / page).write_text("\n".join(build_page(results)) + "\n")
     if any("failed" in row for row in rows):

@@ -1,10 +1,13 @@
 """Which runs there are: a job, a fault, a size and a seed each."""
 
+import random
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "jobs"
+NOBODYS = ("none", "imbalance", "first-use")
+"""Kinds of fault of which nobody may be named: a rank that is slow once, or all in turns, is no slow rank."""
 
 
 @dataclass(frozen=True)
@@ -32,9 +35,8 @@ class Run:
 
     @property
     def rank(self):
-        """Whom it hits; None for nobody."""
-        parts = self.fault.split(":")
-        return int(parts[1]) if len(parts) > 1 else None
+        """Who must be named; None for nobody."""
+        return None if self.kind in NOBODYS else int(self.fault.split(":")[1])
 
     @property
     def name(self):
@@ -68,13 +70,18 @@ def plan_healthy(settings):
 
 
 def plan_full(settings):
-    """Every job with every fault, size and seed; the rank that is hit goes round."""
+    """Every job with every fault that it can have, each size and seed; the rank that is hit goes round.
+
+    In an order drawn once, so that what has run so far is a sample of the whole.
+    """
     full, runs = settings["full"], []
     for seed, arguments, job in product(full["seeds"], full["sizes"], full["jobs"]):
-        for number, fault in enumerate(full["faults"]):
+        for fault in [*full["faults"], *full["own_faults"].get(job, ())]:
             hit = fault.replace(":R", f":{len(runs) % settings['ranks']}")
-            # Runs without a fault are several alike, and their names differ.
-            name = f"{seed}-{number}" if fault == "none" else seed
-            watch = settings["watch_s"]["none" if fault == "none" else "fault"]
-            runs.append(Run(job, hit, tuple(arguments), name, watch))
-    return runs
+            runs.append(Run(job, hit, tuple(arguments), seed))
+        # Runs without a fault are several alike, and their names differ.
+        names = [f"{seed}-{number}" for number in range(full["healthy"])]
+        runs += [Run(job, "none", tuple(arguments), name) for name in names]
+    random.Random(0).shuffle(runs)
+    watch = full["watch_s"]
+    return [replace(run, watch_s=watch["none" if run.rank is None else "fault"]) for run in runs]

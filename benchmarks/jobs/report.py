@@ -13,6 +13,16 @@ FAULT_HEAD = (
     ),
     "|---|---|---|---|---|---|---|---|---|---|",
 )
+PAGES = {
+    "reduced": ("Real jobs, measured", "make bench-jobs", "results.json"),
+    "full": ("All real jobs, measured", "make bench-jobs FULL=1", "full.json"),
+    "healthy": (
+        "Real jobs in which nothing is wrong",
+        "make bench-jobs HEALTHY=1",
+        "healthy.json",
+    ),
+}
+"""Title, command and figures of each set's page."""
 HEALTHY_HEAD = (
     "| job | runs that ended well | watched (min) | collectives judged | runs in which Fleet named anybody |",
     "|---|---|---|---|---|",
@@ -78,17 +88,23 @@ def build_page(results):
 
 def build_head(results):
     """Title, and where it was measured."""
-    where, is_long = results["machine"], results["set"] == "healthy"
-    loads = [run["load_before"] for run in results["runs"] if "load_before" in run]
+    where, runs = results["machine"], results["runs"]
+    title, command, figures = PAGES[results["set"]]
+    loads = [run["load_before"] for run in runs if "load_before" in run]
     load = f"{min(loads):.1f} to {max(loads):.1f}" if loads else "unknown"
-    title = "# Real jobs in which nothing is wrong" if is_long else "# Real jobs, measured"
-    command = "make bench-jobs HEALTHY=1" if is_long else "make bench-jobs"
-    figures = "healthy.json" if is_long else "results.json"
+    planned = results["planned"]
+    so_far = (
+        f" of {planned}, in an order drawn once, so that they are a sample of all,"
+        if len(runs) < planned
+        else ""
+    )
+    revisions = sorted({run["revision"] for run in runs if "revision" in run})
+    version = f" (version {', '.join(revisions)})" if revisions else ""
     return [
-        title,
+        f"# {title}",
         "",
         (
-            f"`{command}`, {results['date']}: {len(results['runs'])} runs of PyTorch {where['torch']} over Gloo on"
+            f"`{command}`{version}, {results['date']}: {len(runs)} runs{so_far} of PyTorch {where['torch']} over Gloo on"
             f" {where['cores']} cores ({where['system']}), {results['took_s']:.0f} s. The machine's load before the runs was {load}: where it is above"
             " the number of cores other work took processor time from the jobs, and times are not those of a quiet machine. Settings, fixed before the"
             f" first run: `settings.json`; every run and figure: `{figures}`."

@@ -6,7 +6,9 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
+HERE = Path(__file__).parent
 START_LIMIT_S = 270
 """Beyond this and its watch a run is ended and counted as failed: start 180 s at most, and the end."""
 KEPT = (
@@ -45,6 +47,7 @@ def run_one(run, folder, settings, python):
         "arguments": list(run.arguments),
         "seed": run.seed,
         "took_s": round(time.monotonic() - began, 1),
+        "revision": read_revision(),
         "load_before": round(load, 2),
         "load_after": round(os.getloadavg()[0], 2),
     }
@@ -58,6 +61,14 @@ def run_one(run, folder, settings, python):
     path.with_suffix(".part").write_text(json.dumps(outcome, indent=1) + "\n")
     path.with_suffix(".part").rename(path)
     return outcome
+
+
+def read_revision():
+    """Which version of this repository ran, as git names it; runs that go on later may be of another."""
+    asked = ["git", "describe", "--always", "--dirty"]
+    return subprocess.run(
+        asked, capture_output=True, text=True, check=False, cwd=HERE
+    ).stdout.strip()
 
 
 def end(process):
