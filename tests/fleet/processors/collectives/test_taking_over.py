@@ -6,7 +6,7 @@ import pytest
 from tests.e2e.test_collectives import job
 
 from ingero.fleet.processors.collectives.config import NcclConfig
-from ingero.fleet.processors.collectives.engine import DetectionEngine
+from ingero.fleet.processors.collectives.engine import DetectionEngine, find_alpha
 from ingero.fleet.processors.collectives.telemetry import LATE_OPS, OPS
 from ingero.model.verdicts import VerdictKind
 from ingero.telemetry.metrics import MeterRegistry
@@ -20,7 +20,9 @@ def test_after_a_replay_only_what_differs_from_what_was_said_is_a_change(said):
     engine.begin_replay(cluster_id)
     assert engine.add(runs, 0) == (0, "")
     assert engine.judge(60 * NS_PER_S) == {}, "nothing is concluded of a replay"
-    engine.end_replay(cluster_id, {workers[rank]: VerdictKind.CULPRIT for rank in said})
+    engine.end_replay(
+        cluster_id, {workers[rank]: VerdictKind.CULPRIT for rank in said}, 60 * NS_PER_S
+    )
     conclusion = engine.judge(61 * NS_PER_S)[cluster_id]
     assert {one.rank.rank for one in conclusion.judgement.culprits} == {5}
     changed = {
@@ -42,16 +44,54 @@ def test_what_was_said_of_a_rank_ends_although_nothing_is_concluded_of_it_at_fir
     if is_replayed:
         engine.add(first, 0)
         engine.judge(NS_PER_S)
-    engine.end_replay(cluster_id, {culprit: VerdictKind.CULPRIT})
+    engine.end_replay(cluster_id, {culprit: VerdictKind.CULPRIT}, NS_PER_S)
     early = engine.judge(2 * NS_PER_S)
     concluded = [one.rank.worker for every in early.values() for one in every.judgement.verdicts]
     assert culprit not in concluded
     assert bool(concluded) == is_replayed
+    assert not any(every.changes and not every.changes[0].is_quiet for every in early.values())
     engine.add([replace(run, ops=run.ops[1:]) for run in runs], 3 * NS_PER_S)
     conclusion = engine.judge(60 * NS_PER_S)[cluster_id]
     (ended,) = [one for one in conclusion.changes if one.verdict.rank.worker == culprit]
     assert ended.before is VerdictKind.CULPRIT
     assert ended.verdict.kind is not VerdictKind.CULPRIT
+
+
+@pytest.mark.parametrize("is_replayed", [True, False])
+def test_what_was_said_of_a_rank_that_never_comes_again_ends_once(is_replayed):
+    config = NcclConfig()
+    engine, runs = DetectionEngine(config, MeterRegistry()), list(job(slow=5))
+    cluster_id, gone = runs[0].rank.cluster_id, runs[3].rank.worker
+    others = [run for run in runs if run.rank.worker != gone]
+    engine.begin_replay(cluster_id)
+    if is_replayed:
+        engine.add(others, 0)
+        engine.judge(NS_PER_S)
+    engine.end_replay(cluster_id, {gone: VerdictKind.CULPRIT}, NS_PER_S)
+    ends = []
+    for since_s in range(2, 3 * config.idle_timeout // NS_PER_S, 30):
+        before = engine.conclusions()
+        engine.judge(since_s * NS_PER_S)
+        for of, conclusion in engine.conclusions().items():
+            if conclusion is not before.get(of):
+                ends += [(since_s, o) for o in conclusion.changes if o.verdict.rank.worker == gone]
+    ((ended_s, end),) = ends
+    assert abs(ended_s * NS_PER_S - config.idle_timeout) <= 60 * NS_PER_S
+    assert end.before is VerdictKind.CULPRIT
+    assert end.verdict.kind is VerdictKind.UNKNOWN
+    assert engine.conclusions() == {}, "the cluster is forgotten"
+
+
+def test_the_budget_of_a_cluster_that_was_taken_over_is_of_its_own_rates():
+    config = NcclConfig(alarms_per_worker_day=0.1)
+    engine, runs = DetectionEngine(config, MeterRegistry()), list(job(slow=5))
+    cluster_id = runs[0].rank.cluster_id
+    engine.begin_replay(cluster_id)
+    engine.end_replay(cluster_id, {runs[3].rank.worker: VerdictKind.CULPRIT}, 0)
+    engine.judge(NS_PER_S)
+    engine.add(runs, 2 * NS_PER_S)
+    engine.judge(3 * NS_PER_S)
+    assert engine.conclusions()[cluster_id].alpha == find_alpha(config, runs) != config.alpha
 
 
 def test_what_is_only_followed_is_neither_shown_nor_counted():
@@ -67,7 +107,7 @@ def test_what_is_only_followed_is_neither_shown_nor_counted():
             ask()
     for counted in (OPS, LATE_OPS):
         assert meter.counter(counted).read() == 0
-    engine.end_replay(cluster_id, {})
+    engine.end_replay(cluster_id, {}, 60 * NS_PER_S)
     engine.judge(120 * NS_PER_S)
     assert engine.comms_of(cluster_id)
     assert cluster_id in engine.conclusions()

@@ -36,6 +36,7 @@ from ingero.fleet.processors.collectives.conclusions import (
 from ingero.fleet.processors.collectives.config import NcclConfig
 from ingero.fleet.processors.collectives.lags import LagTracker, PeerLag
 from ingero.fleet.processors.collectives.lateness import MIN_LATE_NS, Lateness
+from ingero.fleet.processors.collectives.unmet import SILENT, UnmetWorkers
 from ingero.model.collectives import CollectiveRun, Worker
 from ingero.model.verdicts import Judgement, VerdictKind
 from ingero.telemetry.metrics import MeterRegistry
@@ -47,7 +48,6 @@ CAP_QUIET_NS: Final = 20 * NS_PER_S
 _MAX_CAP_CHANGES: Final = 1024
 _FAULT_LOG_NS: Final = 60 * NS_PER_S
 """Between two lines about evidence of one cluster that cannot be judged; all are counted."""
-_SILENT: Final = "it reported nothing any more: its job has ended, or its agent is away"
 _log = logging.getLogger("ingero.fleet.processors.nccl")
 _NS_PER_DAY: Final = 86_400e9
 _MIN_ALPHA: Final = 1e-12
@@ -99,6 +99,7 @@ class _ClusterDetection:
     generation: int = 0
     lost: dict[str, int] | None = field(default_factory=dict)  # None: counted by the judge before
     kinds: dict[Worker, VerdictKind] = field(default_factory=dict)
+    unmet: UnmetWorkers = field(default_factory=UnmetWorkers)
     conclusion: Conclusion | None = None
     history_ns: int = 0
     fault_logged_ns: int | None = None
@@ -155,7 +156,6 @@ class DetectionEngine:
         self._cap_changes: list[CapChange] = []
         self._detections: dict[str, _ClusterDetection] = {}
         self._replaying: set[str] = set()
-        self._said: dict[str, dict[Worker, VerdictKind]] = {}  # of clusters without evidence yet
         refused = meter.counter(telemetry.REFUSED)
         self.refuse = {
             reason: refused.bound(reason=reason)
@@ -248,7 +248,6 @@ class DetectionEngine:
         """Forget a cluster, and conclude nothing of it until `end_replay`; its evidence is gathered. Any thread."""
         with self._lock:
             self._detections.pop(cluster_id, None)
-            self._said.pop(cluster_id, None)
             self._replaying.add(cluster_id)
 
     def is_replaying(self, cluster_id: str) -> bool:
@@ -268,15 +267,17 @@ class DetectionEngine:
                 or 2 * n_most > config.max_communicator_ops
             )
 
-    def end_replay(self, cluster_id: str, kinds: Mapping[Worker, VerdictKind]) -> None:
+    def end_replay(self, cluster_id: str, kinds: Mapping[Worker, VerdictKind], now_ns: int) -> None:
         """Conclude again; what changed is reported against these verdicts. Any thread."""
         with self._lock:
             self._replaying.discard(cluster_id)
             detection = self._detections.get(cluster_id)
-            if detection is None:
-                self._said[cluster_id] = dict(kinds)
-            else:
+            if detection is not None:
                 detection.kinds, detection.lost = dict(kinds), None
+            elif kinds:  # without evidence yet; what was said may have to end without any
+                self._detections[cluster_id] = _ClusterDetection(
+                    cluster_id, kinds=dict(kinds), seen_ns=now_ns
+                )
 
     def take_cap_changes(self, now_ns: int) -> list[CapChange]:
         """Caps that began or ceased to refuse since the last call."""
@@ -306,9 +307,7 @@ class DetectionEngine:
             cluster_id = run.rank.cluster_id
             if cluster_id not in self._replaying and self._count_judged() >= config.max_clusters:
                 return "cluster_cap"
-            detection = self._detections[cluster_id] = _ClusterDetection(
-                cluster_id, kinds=self._said.pop(cluster_id, {})
-            )
+            detection = self._detections[cluster_id] = _ClusterDetection(cluster_id)
         if run.comm not in detection.comm_seen_ns and not self._has_room(detection, now_ns):
             return "communicator_cap"
         n_ops = int(run.ops.size)
@@ -378,7 +377,7 @@ class DetectionEngine:
         if judge is not None and _is_crowded(judge, self.config, now_ns):
             judge = None
             self._evict["workers"](1)
-        if judge is None:
+        if judge is None or not judge.n_workers:  # its budget comes from its workers' rates
             detection.lost = {}
             detection.generation += 1
             detection.alpha = find_alpha(self.config, [run for run, _ in waiting])
@@ -412,17 +411,15 @@ class DetectionEngine:
             for v in judgement.verdicts
             if detection.kinds.get(v.rank.worker) is not v.kind
         ) + tuple(
-            VerdictChange(before, replace(v, kind=VerdictKind.UNKNOWN, reason=_SILENT))
+            VerdictChange(before, replace(v, kind=VerdictKind.UNKNOWN, reason=SILENT))
             for v in ended
             if (before := detection.kinds.pop(v.rank.worker, None)) not in {None, *QUIET}
         )
-        # A worker of which nothing is concluded now, as after a take-over, keeps its verdict until something is.
-        absent = [
-            (worker, kind)
-            for worker, kind in detection.kinds.items()
-            if kind not in QUIET and worker not in kinds
-        ]
-        detection.kinds = kinds | dict(absent[-self.config.max_workers :])
+        unmet, ends = detection.unmet.take(
+            detection.cluster_id, detection.kinds, kinds, self.config.idle_timeout, now_ns
+        )
+        changes += ends
+        detection.kinds = kinds | dict(list(unmet.items())[-self.config.max_workers :])
         detection.conclusion = Conclusion(
             judgement, history, lags, changes, now_ns, detection.alpha, detection.generation
         )

@@ -47,6 +47,7 @@ class CollectivesState:
         self.downstream = Downstream(host.clock, lost)
         self.host: object = None
         self.adopted: set[str] = set()
+        self._clock = host.clock
 
     def begin_replay(self, cluster_id: str) -> None:
         """See `Learner`."""
@@ -61,7 +62,7 @@ class CollectivesState:
     def end_replay(self, cluster_id: str, reported: Mapping[str, str]) -> None:
         """See `Learner`."""
         self.adopted.add(cluster_id)
-        self.engine.end_replay(cluster_id, read_reported(reported))
+        self.engine.end_replay(cluster_id, read_reported(reported), self._clock.mono_ns())
 
     def accepts(self, settings: object) -> bool:
         """Whether it can go on with other settings: prices, caps and timers do not change what was judged."""
