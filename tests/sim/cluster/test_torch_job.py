@@ -130,15 +130,19 @@ def test_hosts_divide_the_whole_machine_until_the_ranks_have_met(start_job, tmp_
     job = start_job(MEET)
     job.release()
     assert (tmp_path / "host-1/cpu.max").read_text() == "10000 10000"
-    wait_until(lambda: job.has_met)
-    job.divide()
+    wait_until(job.divide)
     assert (tmp_path / "host-1/cpu.max").read_text() == "5000 10000"
 
 
-def test_ranks_that_still_load_have_not_met(start_job):
+def test_ranks_that_still_load_keep_the_whole_machine_until_they_are_known_to_have_begun(
+    start_job, tmp_path
+):
     job = start_job(WAIT)
     job.release()
-    assert not job.has_met
+    assert not job.divide()
+    assert (tmp_path / "host-0/cpu.max").read_text() == "10000 10000"
+    assert job.divide(has_begun=True)
+    assert (tmp_path / "host-0/cpu.max").read_text() == "5000 10000"
 
 
 def test_a_limit_goes_to_the_host_of_the_rank(start_job, tmp_path):

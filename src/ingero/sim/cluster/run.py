@@ -193,8 +193,8 @@ class _Run:
         ):
             self._update(())
             # Not every program meets at torchrun's store; each that computes has loaded what it needs.
-            if loading is not None and (loading.has_met or self.progress.judgement is not None):
-                loading.divide()
+            has_begun = self.progress.judgement is not None
+            if loading is not None and loading.divide(has_begun=has_begun):
                 loading = None
 
     def inject(self, cluster: Cluster, reserved: ReservedResources) -> None:

@@ -245,15 +245,19 @@ class TorchJob(Closing):
             process.stdin.write(b"go\n")
             process.stdin.close()
 
-    @property
-    def has_met(self) -> bool:
-        """Whether every rank has loaded what it needs and has come to where all meet."""
-        return all(has_met(pid, self._port) for pid in self.pids)
+    def divide(self, *, has_begun: bool = False) -> bool:
+        """Give every rank's host its own share of the processors and no more, once all have loaded what they need.
 
-    def divide(self) -> None:
-        """From now on every rank's host has its own share of the processors, and no more."""
-        for host in self._hosts:
+        Args:
+            has_begun: It is known that they have; else it shows when all have come to where ranks meet.
+
+        Returns:
+            Whether it was time.
+        """
+        is_time = has_begun or all(has_met(pid, self._port) for pid in self.pids)
+        for host in self._hosts if is_time else ():
             host.share.limit(1.0)
+        return is_time
 
     def limit(self, rank: int, part: float) -> None:
         """From now on the rank's host has this part of its processor time."""
