@@ -8,7 +8,7 @@ METHOD_HEAD = (
 )
 FAULT_HEAD = (
     (
-        "| fault | runs | right rank | innocents | delay (s) | first cause right | wrong | unexplained |"
+        "| fault | runs | right rank | innocents | in turns | delay (s) | first cause right | wrong | unexplained |"
         " excess explained | cause after verdict (s) |"
     ),
     "|---|---|---|---|---|---|---|---|---|---|",
@@ -66,6 +66,7 @@ def build_tables(results):
             row["n"],
             row["right"],
             row["innocents_named"],
+            row["uneven"],
             row["delay_s_median"],
         ]
         cells += [
@@ -117,7 +118,8 @@ def build_foot(results):
     """What the columns mean."""
     return (
         "*Right rank*: the rank with the fault was named after the onset. *Innocents*: ranks that were named without a fault, or before theirs; *of these disturbed*: other work on"
-        f" the machine kept them from running {results['disturbed_pct']:.0f} % of the time more than the median rank, so that they were slow. *ingero, live*:"
+        f" the machine kept them from running {results['disturbed_pct']:.0f} % of the time more than the median rank, so that they were slow. *In turns*: runs at whose end"
+        " Fleet said that ranks are slow in turns (`imbalance:data`), which names nobody; with `imbalance` it is the answer. *ingero, live*:"
         " the verdict of Fleet in the run itself, with probes, pushes and agents; all other methods judge the recording of the run. `pause` and `kill` stop the job, which only"
         " live progress shows: no method can tell them from the records. Megatron's report always names somebody; it is no alarm. CUSUM and the MAD rules have the settings that they have for GPU jobs in `benchmarks/detect`, where steps differ by less. The first cause is"
         " asked of runs in which the rank was right and the fault has a cause that can be named."

@@ -69,6 +69,11 @@ def score_cause(run, outcome, settings):
     }
 
 
+def is_uneven(outcome):
+    """Whether Fleet said at the end that ranks are slow in turns, or a whole stage is: nobody is named for that."""
+    return any(kind.startswith("imbalance") for kind in outcome.get("verdicts", {}).values())
+
+
 def median(values):
     values = [value for value in values if value is not None]
     return round(float(np.median(values)), 2) if values else None
@@ -115,6 +120,7 @@ def summarise_faults(rows):
             "failed": sum("failed" in row for row in of),
             "right": sum(score["right"] for score in live),
             "innocents_named": sum(len(score["innocents"]) for score in live),
+            "uneven": sum(is_uneven(row) for row in of),
             "delay_s_median": median(score["delay_s"] for score in live),
             "asked_why": len(causes),
             "first_cause_right": sum(cause["is_right"] for cause in causes),
