@@ -399,6 +399,26 @@ def restarts(source, rng):
         yield replace(first, trace=follow(first.trace, second.trace, spare))
 
 
+def one_in_bursts(source, rng):
+    """One worker takes three times as long for a tenth of its microbatches: 20 % more in the sum, nothing in the median."""
+    changes = []
+    for _ in range(source.settings["runs_per_scenario"]):
+        first, step, share = place(source, rng)
+        worker = source.workers[int(rng.integers(len(source.workers)))]
+        mask, onset = since(source, source.at(*worker), step, share)
+        factor = np.where(mask & (rng.random(mask.size) < 0.1), 3.0, 1.0)
+        changes.append(
+            Change("one in bursts", factor, {worker: 1.2}, onset, "culprit", first_step=first)
+        )
+    yield from source.build(changes)
+
+
+def _small_bursts(source, rng):
+    """One worker does a little more now and then, as a rank that writes a log does: 2.5 % in the sum."""
+    is_here = source.at(*source.workers[int(rng.integers(len(source.workers)))])
+    return np.where(is_here & (rng.random(is_here.size) < 0.05), 1.5, 1.0)
+
+
 DATASETS = (
     recorded,
     healthy,
@@ -418,6 +438,8 @@ DATASETS = (
     fleet_wide("drift to 5 %", "none", _drift),
     fleet_wide("autocorrelated 0.9, 5 %", "none", _autocorrelated),
     fleet_wide("warm-up and checkpoints", "none", _odd_steps),
+    one_in_bursts,
+    fleet_wide("small bursts of one", "none", _small_bursts),
 )
 """Every labelled data set, in the order of the table."""
 NOBODY = (
@@ -431,5 +453,6 @@ NOBODY = (
     "uneven steps, no pipeline",
     "slow replica ×1.3",
     "heavy stage ×1.4",
+    "small bursts of one",
 )
 """Data sets without a slow worker."""

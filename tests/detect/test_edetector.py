@@ -78,9 +78,9 @@ def slow_edetector(costs, config):  # noqa: C901, PLR0912, PLR0915 - one loop th
     """One group, one operation at a time, as the specification reads; returns (op, worker, tier, is_alarm)."""
     n_ops, m = costs.shape
     need = math.log(1 / config.alpha)
-    s, half, rank = np.zeros((2, m)), np.zeros((2, m)), np.zeros((2, m))
-    clear = np.zeros((2, m))
-    alarmed = np.zeros((2, m), bool)
+    s, half, rank, burst = (np.zeros((2, m)) for _ in range(4))
+    clear, burst_peak, last_p = (np.zeros((2, m)) for _ in range(3))
+    alarmed, by_bursts = np.zeros((2, m), bool), np.zeros((2, m), bool)
     tau, tau_then = [1, 1], np.ones((2, m))
     history = [[] for _ in range(m)]  # residuals against all peers, peeled or not
     residuals = [[] for _ in range(m)]  # (op, residual, is usable) of each worker
@@ -98,7 +98,11 @@ def slow_edetector(costs, config):  # noqa: C901, PLR0912, PLR0915 - one loop th
         return n * 0.95 / upper if k <= upper else n * 0.05 / (n - upper)
 
     def evidence(tier, i):
-        return max(s[tier, i], half[tier, i], rank[tier, i]) / tau[tier] - math.log(3)
+        best = max(s[tier, i], half[tier, i], rank[tier, i])
+        return best / tau[tier] + math.log(0.3)
+
+    def with_bursts(tier, i):
+        return max(evidence(tier, i), burst[tier, i] / tau[tier] + math.log(0.1))
 
     def weigh():
         known = [sorted(own) for own in pool if len(own) >= 8]
@@ -108,8 +112,9 @@ def slow_edetector(costs, config):  # noqa: C901, PLR0912, PLR0915 - one loop th
         for tier in range(2):
             for i in range(m):
                 longer = tau[tier] > tau_then[tier, i]
-                if alarmed[tier, i] and longer and evidence(tier, i) < need:
-                    alarmed[tier, i], clear[tier, i] = False, 0.0
+                if alarmed[tier, i] and longer and with_bursts(tier, i) < need:
+                    alarmed[tier, i] = by_bursts[tier, i] = False
+                    clear[tier, i] = 0.0
                     crossings.append((t - 1, i, tier, False))
 
     def renew(t):
@@ -147,6 +152,9 @@ def slow_edetector(costs, config):  # noqa: C901, PLR0912, PLR0915 - one loop th
                 s[tier, i] = max(s[tier, i], 0) + math.log((slow + slow_p) / 2)
                 half[tier, i] = max(half[tier, i], 0) + math.log(upper)
                 rank[tier, i] = max(rank[tier, i], 0) + math.log(slow)
+                share = 0.0 if last_p[tier, i] > 3 else 0.1
+                last_p[tier, i] = slow_p
+                burst[tier, i] = max(burst[tier, i], 0) + math.log(1 - share + share * slow_p)
                 if alarmed[tier, i]:
                     clear[tier, i] = max(clear[tier, i], 0) + math.log((fast + fast_p) / 2)
         for i in range(m):
@@ -154,14 +162,20 @@ def slow_edetector(costs, config):  # noqa: C901, PLR0912, PLR0915 - one loop th
         before = alarmed.copy()
         for tier in range(2):
             for i in range(m):
-                if not before[tier, i] and evidence(tier, i) >= need:
+                is_more = evidence(tier, i) >= need
+                if before[tier, i]:
+                    burst_peak[tier, i] = max(burst_peak[tier, i], burst[tier, i])
+                    left = max(burst_peak[tier, i] - need * tau[tier], 0)
+                    lasts = by_bursts[tier, i] and burst[tier, i] > left
+                if not before[tier, i] and with_bursts(tier, i) >= need:
                     tau_then[tier, i] = tau[tier]
                     crossings.append((t, i, tier, True))
-                    alarmed[tier, i] = True
-                elif before[tier, i] and clear[tier, i] >= need * tau[tier]:
+                    alarmed[tier, i], by_bursts[tier, i] = True, not is_more
+                    burst_peak[tier, i] = burst[tier, i]
+                elif before[tier, i] and clear[tier, i] >= need * tau[tier] and not lasts:
                     crossings.append((t, i, tier, False))
-                    alarmed[tier, i] = False
-                    s[tier, i], half[tier, i], rank[tier, i] = 0.0, 0.0, 0.0
+                    alarmed[tier, i] = by_bursts[tier, i] = False
+                    s[tier, i] = half[tier, i] = rank[tier, i] = burst[tier, i] = 0.0
                 else:
                     continue
                 clear[tier, i] = 0.0
@@ -188,17 +202,55 @@ def test_the_detector_agrees_with_a_loop_through_alarms_peeling_and_clearing(see
     assert found.wealth.slow[0, :, 0] == pytest.approx(evidence, abs=1e-6)
 
 
+def add_bursts(costs, since, until, every, factor, seed=0):
+    """Make a worker of the first group slow in one operation of so many, at random."""
+    is_burst = np.random.default_rng(seed).random(until - since) < 1 / every
+    costs[since:until, 0, 1] *= np.where(is_burst, factor, 1.0)
+    return costs
+
+
+@pytest.mark.parametrize("seed", [0, 2, 11])
+def test_the_detector_agrees_with_the_loop_where_a_worker_is_slow_in_bursts(seed):
+    costs = add_bursts(lognormal(seed, (420, 1, 4)), 20, 200, 10, 3.0, seed)
+    config = EDetectorSettings(alpha=1e-4)
+    expected, evidence = slow_edetector(costs[:, 0], config)
+    found = EDetector(4, config)
+    crossings = feed(found, found.add_groups(1), costs)
+    got = [(c.op, c.worker, c.tier, c.is_alarm) for c in crossings]
+    assert sorted(got) == sorted(expected)
+    assert any(c.is_burst for c in crossings)
+    assert any(not c.is_alarm and c.op > 200 for c in crossings), "it cleared after the bursts"
+    assert found.wealth.slow[0, :, 0] == pytest.approx(evidence, abs=1e-6)
+
+
+def test_a_worker_that_is_slow_in_bursts_is_found_once_and_clears_when_they_end():
+    """One operation in ten takes three times as long: 20 % in the sum, nothing in the median."""
+    for seed in range(5):
+        costs = add_bursts(lognormal(seed, (2500, 1, 4)), 500, 1500, 10, 3.0, seed)
+        found, groups = detector(1, 4)
+        alarm, clear = [c for c in feed(found, groups, costs) if c.tier == ALARM]
+        assert (alarm.worker, alarm.is_burst, alarm.is_alarm) == (1, True, True)
+        assert 500 <= alarm.onset_op <= 560, "the last time at which the wealth left 0"
+        assert alarm.op < 900
+        assert not clear.is_alarm
+        assert 1500 <= clear.op < 2100
+    costs = add_bursts(lognormal(0, (2500, 1, 4)), 500, 1500, 10, 3.0)
+    found, groups = detector(1, 4, use_bursts=False)
+    assert feed(found, groups, costs) == []
+
+
 @settings(max_examples=20, deadline=None)
 @given(st.lists(st.integers(1, 60), min_size=1, max_size=20), st.integers(0, 5))
 def test_how_operations_are_cut_into_blocks_changes_no_bit(cuts, seed):
-    costs = lognormal(seed, (150, 2, 4))
+    n_ops = 400
+    costs = add_bursts(lognormal(seed, (n_ops, 2, 4)), 30, 250, 8, 3.0, seed)
     costs[30:, 1, 2] *= 1.3
-    whole, groups = detector(2, 4)
+    whole, groups = detector(2, 4, alpha=1e-3)
     crossings = feed(whole, groups, costs)
-    parts, _ = detector(2, 4)
+    parts, _ = detector(2, 4, alpha=1e-3)
     again, at = [], 0
-    while at < 150:
-        size = min(cuts[at % len(cuts)], 150 - at)
+    while at < n_ops:
+        size = min(cuts[at % len(cuts)], n_ops - at)
         again += feed(parts, groups, costs[at : at + size])
         at += size
     assert sorted(map(str, again)) == sorted(map(str, crossings))
@@ -430,7 +482,7 @@ def test_a_small_slowdown_beside_a_noisy_peer_is_noticed_by_its_rank():
     costs = np.exp(rng.standard_normal((460, 40, 4)) * [0.01, 0.01, 0.04, 0.01]) * 1e8
     costs[260:, :, 1] *= 1.04
     found, groups = detector(40, 4)
-    crossings = [c for c in feed(found, groups, costs) if c.is_alarm]
+    crossings = [c for c in feed(found, groups, costs) if c.is_alarm and not c.is_burst]
     assert {(c.worker, c.tier) for c in crossings} == {(1, NOTICE)}
     in_time = {c.group for c in crossings if 260 <= c.op < 460}
     assert len(in_time) >= 36

@@ -45,6 +45,7 @@ class WorkerEvidence:
         current: Episode that is open, per tier.
         past: Episodes that cleared, oldest first; see `remember_episode`.
         onset: Per tier.
+        burst_onset: Likewise, where its bursts began.
     """
 
     n_ops: int = 0
@@ -54,6 +55,7 @@ class WorkerEvidence:
     current: list[AlarmEpisode | None] = field(default_factory=lambda: [None] * N_TIERS)
     past: list[AlarmEpisode] = field(default_factory=list)
     onset: list[OnsetState] = field(default_factory=lambda: [OnsetState()] * N_TIERS)
+    burst_onset: list[OnsetState] = field(default_factory=lambda: [OnsetState()] * N_TIERS)
 
 
 @dataclass(slots=True)
@@ -287,7 +289,9 @@ class RankEvidence:
         found = self._groups[id(group)]
         if episode.cleared_ns is None or found.detector is None:
             return True
-        return found.detector.is_still_enough(found.row, episode.tier, episode.log_peak)
+        return found.detector.is_still_enough(
+            found.row, episode.tier, episode.log_peak, is_burst=episode.is_burst
+        )
 
     def slowdown(self, group: PeerGroup, worker: int, since_op: int) -> Slowdown | None:
         """A member's slowdown since an operation; None without a detector or operations."""
@@ -381,10 +385,13 @@ class RankEvidence:
         self, detector: EDetector, row: int, group: PeerGroup, compared: _Summed, first_op: int
     ) -> None:
         """Note where the runs that began in this block began, for an alarm in a later one."""
-        for tier, column, op in detector.onsets_since(row, first_op):
-            member = group.members[column]
-            if self._homes[member] is group:
-                self._workers[member].onset[tier] = _onset_at(compared, op, first_op, column)
+        for of_bursts in (False, True):
+            for tier, column, op in detector.onsets_since(row, first_op, of_bursts=of_bursts):
+                member = group.members[column]
+                if self._homes[member] is group:
+                    worker = self._workers[member]
+                    onsets = worker.burst_onset if of_bursts else worker.onset
+                    onsets[tier] = _onset_at(compared, op, first_op, column)
 
     def _cross(
         self, group: PeerGroup, compared: _Summed, crossing: Crossing, first_op: int
@@ -419,7 +426,7 @@ class RankEvidence:
         onset = (
             _onset_at(compared, crossing.onset_op, first_op, column)
             if crossing.onset_op >= first_op
-            else worker.onset[crossing.tier]
+            else (worker.burst_onset if crossing.is_burst else worker.onset)[crossing.tier]
         )
         worker.current[crossing.tier] = AlarmEpisode(
             tier=crossing.tier,
@@ -429,6 +436,7 @@ class RankEvidence:
             detected_ns=entry_ns,
             n_ops_to_detect=crossing.op - crossing.onset_op + 1,
             is_pooled=crossing.is_pooled,
+            is_burst=crossing.is_burst,
             log10_evidence=crossing.log10_evidence,
         )
 

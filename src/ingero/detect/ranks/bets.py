@@ -1,4 +1,4 @@
-"""The bets of a block of operations: rank, pooled and majority; and, for workers in alarm, those on "fast again"."""
+"""The bets of a block of operations: rank, pooled, majority, burst; for workers in alarm those on "fast again" too."""
 
 from __future__ import annotations
 
@@ -11,10 +11,23 @@ from ingero.detect.medians import leave_one_out_median
 from ingero.detect.ranks.e_values import POOLED_KAPPAS, RANK_KAPPAS, grid_bet, majority_bet
 from ingero.detect.ranks.past_residuals import PastResiduals
 from ingero.detect.ranks.settings import MIN_PEERS, N_TIERS, EDetectorSettings
-from ingero.detect.ranks.wealth import COMBINED, DRIFT, LEADERS, MAJORITY, POOLED, RANK, Bets
+from ingero.detect.ranks.wealth import (
+    BURST,
+    COMBINED,
+    DRIFT,
+    LEADERS,
+    MAJORITY,
+    POOLED,
+    RANK,
+    Bets,
+)
 from ingero.detect.sorted_rows import count_below, count_level
 from ingero.model.arrays import BoolArray, FloatArray, IntArray
 
+BURST_SHARE: Final = 0.1
+"""Part of its wealth that the burst bet puts on the pooled bet in each operation; the rest is kept."""
+BURST_E_VALUE: Final = 3.0
+"""An operation is a burst when the pooled bet on it is worth more, as in the slowest fiftieth of the past ones."""
 _MAX_DRIFT: Final = 2.0
 """A residual moves the change point's sum by at most this many log(1 + δ)."""
 
@@ -92,8 +105,20 @@ def pooled_bets(
     return [grid_bet(np.where(is_known, at, 0), none, n_grid, POOLED_KAPPAS) for at in counts]
 
 
-def place_bets(settings: EDetectorSettings, positions: Positions, pooled: list[FloatArray]) -> Bets:
-    """All bets of a block; those against "fast" where the pooled ones are given for both sides."""
+def place_bets(
+    settings: EDetectorSettings,
+    positions: Positions,
+    pooled: list[FloatArray],
+    has_burst: BoolArray,
+) -> Bets:
+    """All bets of a block; those against "fast" where the pooled ones are given for both sides.
+
+    Args:
+        settings: Which bets are placed.
+        positions: Among peers.
+        pooled: As `pooled_bets` returns them.
+        has_burst: Where the operation before was a burst already, shape (T, 2 tiers, g, m): such a run counts once.
+    """
     shape = positions.residuals.shape
 
     def by_time(e_values: FloatArray) -> FloatArray:
@@ -113,6 +138,8 @@ def place_bets(settings: EDetectorSettings, positions: Positions, pooled: list[F
         slow[:, MAJORITY] = by_time(
             majority_bet(positions.slower, positions.level, positions.n_grid)
         )
+    if settings.has_bursts:
+        slow[:, BURST] = np.where(has_burst, 1.0, 1.0 + BURST_SHARE * (pooled[0] - 1.0))
     np.log(slow[:, :DRIFT], out=slow[:, :DRIFT])
     slow[:, DRIFT] = _drift(positions.residuals, settings.log_slowdowns[:, None, None])
     return Bets(slow, np.log(combined[1])[:, None] if len(combined) > 1 else None)

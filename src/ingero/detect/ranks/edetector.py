@@ -13,10 +13,14 @@ detection").
 A worker in alarm at the alarm tier leaves the reference of the others until it clears (peeling); otherwise a second
 slow worker in the group is never first and never found.
 
-One process is the mean of both, one the rank bet alone, which grows steadily where the gap is small. The third is:
+One process is the mean of both, one the rank bet alone, which grows steadily where the gap is small. Two more are:
 
 - *Majority bet*: it stands in the upper half of its peers. Two slow workers of a group of four hide from both bets
   above, each behind the other; each of them is in the upper half every time. Needs no more than the rank bet.
+- *Burst bet*: the pooled bet with a tenth of the wealth. A worker that is slow in one operation of ten loses with the
+  bets above in the nine others what it wins in that one. Slow operations one after another count once: a heavy step is
+  no burst, and for what lasts there are the other bets. An alarm that it alone raised clears only once its wealth
+  has lost again what makes an alarm: between bursts the worker is as fast as its peers.
 
 All bets count operations as new evidence, yet a heavy batch is heavy twice, and a heavy step for hundreds of
 operations. Where causes that operations share reach beyond δ, wealth counts with its τ-th root, τ being the effective
@@ -35,18 +39,41 @@ State is stacked: peer groups of one size, advanced in blocks. How operations ar
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import numpy as np
 
 from ingero.detect.ranks.alarms import Alarms, Crossing
 from ingero.detect.ranks.autocorrelation import residuals_among_all
-from ingero.detect.ranks.bets import find_positions, place_bets, pooled_bets
+from ingero.detect.ranks.bets import BURST_E_VALUE, find_positions, place_bets, pooled_bets
 from ingero.detect.ranks.past_residuals import PastResiduals
 from ingero.detect.ranks.persistence import Persistence
 from ingero.detect.ranks.settings import ALARM, N_TIERS, EDetectorSettings
-from ingero.detect.ranks.wealth import DRIFT, MAJORITY, POOLED, RANK, Bets, Wealth, greatest
+from ingero.detect.ranks.wealth import (
+    BURST,
+    DRIFT,
+    MAJORITY,
+    POOLED,
+    RANK,
+    Bets,
+    Growth,
+    Wealth,
+)
 from ingero.detect.stacking import append_groups, as_slice, is_uniform, pick_time
 from ingero.model.arrays import BoolArray, FloatArray, IntArray
+
+
+@dataclass(frozen=True, slots=True)
+class _Bursts:
+    """Alarms that the burst bet alone raised, after each operation of a block; shapes (T, 2 tiers, g, m).
+
+    Attributes:
+        peak: Greatest wealth of the burst bet since the alarm.
+        lasts: Which cannot clear yet, because that wealth has not lost what makes an alarm.
+    """
+
+    peak: FloatArray
+    lasts: BoolArray
 
 
 class EDetector:
@@ -67,7 +94,7 @@ class EDetector:
         self.settings = settings
         self.n_peers = n_peers
         self.n_ops: IntArray = np.zeros(0, np.int64)
-        self.wealth = Wealth(n_peers, settings.log_n_processes)
+        self.wealth = Wealth(n_peers, settings.log_weights)
         self.alarms = Alarms(n_peers)
         self.persistence = Persistence(n_peers, settings)
         self._past = PastResiduals(n_peers, settings.window_for(n_peers))
@@ -80,15 +107,21 @@ class EDetector:
             part.add_groups(n_groups)
         return np.arange(first, first + n_groups)
 
-    def hold_alarm(self, group: int, worker: int, tier: int, *, is_alarm: bool) -> None:
-        """Carry over from other peers whether a worker is in alarm: only evidence that it is fast again clears it."""
+    def hold_alarm(
+        self, group: int, worker: int, tier: int, *, is_alarm: bool, is_burst: bool = False
+    ) -> None:
+        """Set whether a worker is in alarm, also by its former peers; only evidence that it is fast again clears it."""
         self.alarms.in_alarm[tier, group, worker] = is_alarm
+        self.alarms.is_burst[tier, group, worker] = is_burst
         self.wealth.fast[:, tier, group, worker] = 0.0
+        self.wealth.burst_peak[tier, group, worker] = self.wealth.slow[BURST, tier, group, worker]
 
-    def is_still_enough(self, group: int, tier: int, log_peak: float) -> bool:
+    def is_still_enough(
+        self, group: int, tier: int, log_peak: float, *, is_burst: bool = False
+    ) -> bool:
         """Whether an alarm's greatest wealth would suffice at the effective block length that is known now."""
         length = float(self.persistence.block_length[tier, group])
-        evidence = self.wealth.log_evidence(np.array(log_peak), length)
+        evidence = self.wealth.log_evidence_of(np.array(log_peak), length, is_burst=is_burst)
         return bool(evidence >= self.settings.log_threshold)
 
     def log_evidence(self, groups: IntArray) -> FloatArray:
@@ -98,7 +131,7 @@ class EDetector:
     def _evidence(self, wealth: FloatArray, groups: IntArray) -> FloatArray:
         """Wealth, rows on the axis before (2 tiers, g, m), as evidence."""
         length = self.persistence.block_length[:, as_slice(groups), None]
-        return self.wealth.log_evidence(greatest(wealth), length)
+        return self.wealth.log_evidence(wealth, length)
 
     def slowdowns(self, group: int, worker: int, since_op: int) -> FloatArray:
         """Ratio x / median of the others for each operation since then that the window still holds; oldest first."""
@@ -179,8 +212,10 @@ class EDetector:
         in_alarm = self.alarms.in_alarm[ALARM, as_slice(groups)]
         return np.asarray(in_alarm & self.settings.use_peeling)
 
-    def _place_bets(self, groups: IntArray, costs: FloatArray) -> tuple[Bets, FloatArray]:
-        """Bets of a block and the residuals it leaves behind, shape (T, g, m)."""
+    def _place_bets(
+        self, groups: IntArray, costs: FloatArray
+    ) -> tuple[Bets, BoolArray, FloatArray]:
+        """Bets of a block, which operations are bursts, shape (T, 2 tiers, g, m), and residuals, shape (T, g, m)."""
         here, both_sides = as_slice(groups), bool(self.alarms.in_alarm[:, as_slice(groups)].any())
         positions = find_positions(costs, self._peeled(groups), self.persistence.limits[:, here])
         residuals = positions.residuals
@@ -190,20 +225,25 @@ class EDetector:
         else:
             ones = np.ones((residuals.shape[0], N_TIERS, *residuals.shape[1:]))
             pooled = [ones] * (1 + both_sides)
-        return place_bets(self.settings, positions, pooled), residuals
+        is_burst = pooled[0] > BURST_E_VALUE
+        has_burst = np.concatenate([self.wealth.is_burst[None, :, here], is_burst[:-1]])
+        bets = place_bets(self.settings, positions, pooled, has_burst)
+        return bets, is_burst, residuals
 
     def _advance(
         self, groups: IntArray, costs: FloatArray, length: IntArray, crossings: list[Crossing]
     ) -> tuple[IntArray, FloatArray]:
         """Advance by a block up to each group's first crossing; returns operations per group, and the residuals."""
-        bets, residuals = self._place_bets(groups, costs)
+        bets, is_burst, residuals = self._place_bets(groups, costs)
         here, need = as_slice(groups), self.settings.log_threshold
         was = self.alarms.in_alarm[:, here].copy()
         growth = self.wealth.grow(here, bets, was)
         is_crossing = ~was & (self._evidence(growth.slow, groups) >= need)
+        bursts = self._follow_bursts(growth, groups)
         if growth.fast is not None:
             block_length = self.persistence.block_length[:, here, None]
-            is_crossing |= was & (growth.fast[:, 0] >= need * block_length)
+            is_over = was & (growth.fast[:, 0] >= need * block_length)
+            is_crossing |= is_over if bursts is None else is_over & ~bursts.lasts
         is_any, taken = bool(is_crossing.any()), length
         if is_any:
             happens = is_crossing.any(axis=(1, 3))
@@ -213,13 +253,27 @@ class EDetector:
         self._past.store(groups, before, residuals, taken)
         self._note_means(groups, costs, residuals, taken)
         self.wealth.store(here, growth, at, was)
-        start = pick_time(growth.starts, at)
-        onset = self.alarms.onset_op
-        onset[:, here] = np.where((start < 0) | was, onset[:, here], before[:, None] + start)
+        self.wealth.is_burst[:, here] = pick_time(is_burst, at)
+        if bursts is not None:
+            self.wealth.burst_peak[:, here] = pick_time(bursts.peak, at)
+        starts = pick_time(growth.starts, at)
+        for kept, start in zip((self.alarms.onset_op, self.alarms.burst_op), starts, strict=True):
+            kept[:, here] = np.where((start < 0) | was, kept[:, here], before[:, None] + start)
         self.n_ops[here] += taken
         if is_any and (crossed := pick_time(is_crossing, at)).any():
             self._cross(groups, crossed, crossings)
         return taken, residuals
+
+    def _follow_bursts(self, growth: Growth, groups: IntArray) -> _Bursts | None:
+        """What becomes of alarms that the burst bet alone raised; None where there are none."""
+        here = as_slice(groups)
+        is_burst = self.alarms.is_burst[:, here]
+        if not is_burst.any():
+            return None
+        now = growth.slow[:, BURST]
+        peak = np.maximum(np.maximum.accumulate(now, axis=0), self.wealth.burst_peak[:, here])
+        lost = self.settings.log_threshold * self.persistence.block_length[:, here, None]
+        return _Bursts(peak, is_burst & (now > np.maximum(peak - lost, 0.0)))
 
     def _note_means(
         self, groups: IntArray, costs: FloatArray, residuals: FloatArray, taken: IntArray
@@ -238,6 +292,11 @@ class EDetector:
             group = int(groups[g])
             is_alarm = not alarms.in_alarm[tier, group, worker]
             slow = wealth.slow[:, tier, group, worker]
+            best_other = wealth.log_evidence_of(slow[:BURST].max(), block_length[tier, group])
+            is_burst = is_alarm and bool(best_other < self.settings.log_threshold)
+            was_burst = bool(alarms.is_burst[tier, group, worker])
+            peaks = wealth.burst_peak if was_burst else wealth.peak
+            began = alarms.burst_op if is_burst else alarms.onset_op
             log_s = (
                 self.log_evidence(groups[[g]])[tier, 0, worker]
                 if is_alarm
@@ -249,23 +308,27 @@ class EDetector:
                     worker=worker,
                     tier=tier,
                     op=int(self.n_ops[group]) - 1,
-                    onset_op=int(alarms.onset_op[tier, group, worker]),
+                    onset_op=int(began[tier, group, worker]),
                     is_alarm=is_alarm,
                     log10_evidence=float(log_s) / math.log(10.0),
-                    is_pooled=bool(slow[POOLED] > max(slow[RANK], slow[MAJORITY])),
-                    log_peak=float(wealth.peak[tier, group, worker]),
+                    is_pooled=is_burst or bool(slow[POOLED] > max(slow[RANK], slow[MAJORITY])),
+                    is_burst=is_burst,
+                    log_peak=float(slow[BURST] if is_burst else peaks[tier, group, worker]),
                 )
             )
-            self.hold_alarm(group, worker, tier, is_alarm=is_alarm)
+            self.hold_alarm(group, worker, tier, is_alarm=is_alarm, is_burst=is_burst)
             alarms.block_length[tier, group, worker] = block_length[tier, group]
             if not is_alarm:
                 slow[:] = 0.0
         changed = groups[here.any(axis=(0, 2))]
         self._past.sort(changed, self.n_ops[changed], self._peeled(changed))
 
-    def onsets_since(self, group: int, op: int) -> list[tuple[int, int, int]]:
+    def onsets_since(
+        self, group: int, op: int, *, of_bursts: bool = False
+    ) -> list[tuple[int, int, int]]:
         """Tier, worker and ordinal of each run of slowness that began at an operation or later and has not ended."""
-        began = self.alarms.onset_op[:, group]
-        is_here = (began >= op) & (self.wealth.slow[DRIFT, :, group] > 0.0)
-        at = np.argwhere(is_here).tolist()
+        alarms = self.alarms
+        began = (alarms.burst_op if of_bursts else alarms.onset_op)[:, group]
+        wealth = self.wealth.slow[BURST if of_bursts else DRIFT, :, group]
+        at = np.argwhere((began >= op) & (wealth > 0.0)).tolist()
         return [(tier, worker, int(began[tier, worker])) for tier, worker in at]

@@ -19,11 +19,13 @@ from ingero.model.arrays import BoolArray, FloatArray, IntArray
 COMBINED: Final = 0
 RANK: Final = 1
 MAJORITY: Final = 2
-N_PROCESSES: Final = 3
-POOLED: Final = 3
-DRIFT: Final = 4
-LEADERS: Final = (COMBINED, RANK, MAJORITY, COMBINED, DRIFT)
-"""Rows of wealth, the processes that raise alarms first: the row by whose value each row starts anew."""
+BURST: Final = 3
+POOLED: Final = 4
+DRIFT: Final = 5
+LEADERS: Final = (COMBINED, RANK, MAJORITY, BURST, COMBINED, DRIFT)
+"""Rows of wealth, the four processes that raise alarms first: the row by whose value each row starts anew."""
+DATED: Final = (DRIFT, BURST)
+"""Rows whose current runs' beginnings are kept: where a slowdown began, and where its bursts did."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +33,7 @@ class Bets:
     """Log e-values of a block.
 
     Attributes:
-        slow: Against "at most δ slower": a row for each of ``LEADERS``, shape (T, 5, 2 tiers, g, m); 0 where there
+        slow: Against "at most δ slower": a row for each of ``LEADERS``, shape (T, 6, 2 tiers, g, m); 0 where there
             was nothing to bet on. The last holds residuals less half of log(1 + δ).
         fast: Combined against "at least δ slower", shape (T, 1, 2 tiers, g, m); None while no worker is in alarm.
     """
@@ -47,7 +49,7 @@ class Growth:
     Attributes:
         slow: Shape of `Bets.slow`.
         fast: Shape of `Bets.fast`; None while no worker is in alarm.
-        starts: Index at which the change point's sum last left 0, shape (T, 2 tiers, g, m); −1 before the block.
+        starts: Index at which each of ``DATED`` last left 0, shape (T, 2, 2 tiers, g, m); −1 before the block.
     """
 
     slow: FloatArray
@@ -56,7 +58,10 @@ class Growth:
 
 
 def accumulate(
-    before: FloatArray, log_e: FloatArray, leaders: tuple[int, ...] = (0,)
+    before: FloatArray,
+    log_e: FloatArray,
+    leaders: tuple[int, ...] = (0,),
+    dated: tuple[int, ...] = (0,),
 ) -> tuple[FloatArray, IntArray]:
     """Run ``S ← max(S, 1) · e`` over a block in log space.
 
@@ -64,19 +69,21 @@ def accumulate(
         before: Shape (r, …): values before the block.
         log_e: Shape (T, r, …).
         leaders: For each row the one whose run it follows: it starts anew whenever that one does.
+        dated: Rows whose runs are dated.
 
     Returns:
-        Values after each operation, shape (T, r, …), and the index at which the last row's current run above 1 began,
-        shape (T, …), −1 when it began before the block. The same operations give the same bits however they are cut.
+        Values after each operation, shape (T, r, …), and the index at which the current run above 1 of each dated row
+        began, shape (T, d, …), −1 when it began before the block. The same operations give the same bits however they
+        are cut.
     """
     values = np.empty_like(log_e)
-    starts = np.empty((log_e.shape[0], *log_e.shape[2:]), np.int64)
-    last, start = before, np.full(log_e.shape[2:], -1)
-    rows = list(leaders)
+    starts = np.empty((log_e.shape[0], len(dated), *log_e.shape[2:]), np.int64)
+    last, start = before, np.full(starts.shape[1:], -1)
+    rows, of_dated = list(leaders), list(dated)
     for t, gains in enumerate(log_e):
         is_running = last > 0.0
         last = np.add(last * is_running[rows], gains, out=values[t])
-        start = np.where(is_running[-1], start, t)
+        start = np.where(is_running[of_dated], start, t)
         starts[t] = start
     return values, starts
 
@@ -86,35 +93,52 @@ class Wealth:
 
     Args:
         n_peers: Workers per group.
-        log_n_processes: Natural log of how many different processes there are: with n of them 1/α is reached at n/α.
+        log_weights: As `EDetectorSettings.log_weights`: a process that has the share w of the budget reaches 1/α at
+            1/(w α).
 
     Attributes:
-        slow: Natural logs, shape (5, 2 tiers, G, m), rows as ``LEADERS``: of the rank and pooled bets together, of the
-            rank bet, of the majority bet; of the pooled bet in the run of the first; and the change point's sum.
+        slow: Natural logs, shape (6, 2 tiers, G, m), rows as ``LEADERS``: of the rank and pooled bets together, of the
+            rank bet, of the majority bet, of the burst bet; of the pooled bet in the run of the first; and the change
+            point's sum.
         fast: Natural log of what betting on "fast again" has grown to since the alarm, shape (1, 2 tiers, G, m).
-        peak: Greatest of the processes while in alarm, else their value now, shape (2 tiers, G, m).
+        peak: Greatest of the processes but the burst bet's while in alarm, else their value now, shape (2 tiers, G, m).
+        is_burst: Whether the last operation was a burst, same shape.
+        burst_peak: Greatest of the burst bet's wealth in alarms that it alone raised, same shape.
     """
 
-    def __init__(self, n_peers: int, log_n_processes: float) -> None:
+    def __init__(self, n_peers: int, log_weights: FloatArray) -> None:
         shape = (N_TIERS, 0, n_peers)
-        self._log_n_processes = log_n_processes
+        self._log_weight, self._log_burst_weight = log_weights.tolist()
         self.slow: FloatArray = np.zeros((len(LEADERS), *shape))
         self.fast: FloatArray = np.zeros((1, *shape))
         self.peak: FloatArray = np.zeros(shape)
+        self.is_burst: BoolArray = np.zeros(shape, bool)
+        self.burst_peak: FloatArray = np.zeros(shape)
 
     def add_groups(self, n_groups: int) -> None:
         """Add groups without history."""
         self.slow = append_groups(self.slow, n_groups, 2)
         self.fast = append_groups(self.fast, n_groups, 2)
         self.peak = append_groups(self.peak, n_groups, 1)
+        self.is_burst = append_groups(self.is_burst, n_groups, 1)
+        self.burst_peak = append_groups(self.burst_peak, n_groups, 1)
 
-    def log_evidence(self, best: FloatArray, block_length: FloatArray | float) -> FloatArray:
-        """Natural log of the evidence that the greatest of the processes is, at an effective block length."""
-        return np.asarray(best / block_length - self._log_n_processes)
+    def log_evidence(self, wealth: FloatArray, block_length: FloatArray) -> FloatArray:
+        """Natural log of the evidence that wealth is, rows on the axis before (2 tiers, g, m)."""
+        others = self.log_evidence_of(greatest(wealth), block_length)
+        bursts = self.log_evidence_of(wealth[..., BURST, :, :, :], block_length, is_burst=True)
+        return np.maximum(others, bursts)
+
+    def log_evidence_of(
+        self, best: FloatArray, block_length: FloatArray | float, *, is_burst: bool = False
+    ) -> FloatArray:
+        """Natural log of the evidence that one process's wealth is, at an effective block length."""
+        log_weight = self._log_burst_weight if is_burst else self._log_weight
+        return np.asarray(best / block_length + log_weight)
 
     def grow(self, here: slice | IntArray, bets: Bets, was_in_alarm: BoolArray) -> Growth:
         """Wealth of some groups after each operation of a block; `store` keeps it."""
-        slow, starts = accumulate(self.slow[:, :, here], bets.slow, LEADERS)
+        slow, starts = accumulate(self.slow[:, :, here], bets.slow, LEADERS, DATED)
         if bets.fast is None:
             return Growth(slow, None, starts)
         gains = np.where(was_in_alarm, bets.fast, 0.0)
@@ -136,5 +160,5 @@ class Wealth:
 
 
 def greatest(wealth: FloatArray) -> FloatArray:
-    """The greatest of the processes; rows stand on the axis before (2 tiers, g, m)."""
-    return np.asarray(wealth[..., :N_PROCESSES, :, :, :].max(axis=-4))
+    """The greatest of the processes but the burst bet's; rows stand on the axis before (2 tiers, g, m)."""
+    return np.asarray(wealth[..., :BURST, :, :, :].max(axis=-4))
