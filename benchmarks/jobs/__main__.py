@@ -150,7 +150,7 @@ def main():
         "date": time.strftime("%Y-%m-%d"),
         "took_s": round(sum(row["took_s"] for row in rows), 1),
         "machine": describe_machine(options.python),
-        "beside": settings["healthy"]["beside"],
+        "beside": settings["beside"].get(asked, ""),
         "disturbed_pct": 100 * settings["disturbed_share"],
         "methods": summarise(rows),
         "faults": summarise_faults(rows),

@@ -83,8 +83,16 @@ def build_page(results):
     """The page beside the figures."""
     healthy = []
     if results["set"] == "healthy":
-        healthy = [*list_healthy(results["runs"]), "", f"{results['beside']}.", ""]
-    return [*build_head(results), *healthy, *build_tables(results), "", build_foot(results)]
+        healthy = [*list_healthy(results["runs"]), ""]
+    beside = [f"{results['beside']}.", ""] if results["beside"] else []
+    return [
+        *build_head(results),
+        *healthy,
+        *beside,
+        *build_tables(results),
+        "",
+        build_foot(results),
+    ]
 
 
 def build_head(results):
