@@ -17,6 +17,7 @@ from ingero.agent.health.spill import Spill, SpillSettings
 from ingero.agent.health.transport import PushReply
 from ingero.agent.metrics.exporting import PrometheusPage
 from ingero.agent.metrics.health import iter_collective_series
+from ingero.fleet.processors.collectives.progress import FRESH_NS
 from ingero.job_traces.operations import read_labels
 from ingero.job_traces.readers import read_trace
 from ingero.model.collectives import COLLECTIVE_OP, UNKNOWN_NS, ClockKind
@@ -62,11 +63,11 @@ class Ear:
 class Job:
     """One traced rank that steps."""
 
-    def __init__(self, spill=None, clock=None):
+    def __init__(self, spill=None, clock=None, interval_s=5):
         self.clock = clock or ManualClock()
         self.ear = Ear()
         identity = NodeIdentity(cluster_id="c", node_id="n", workload_type="training")
-        pace = PushPace(interval_ns=5 * NS_PER_S, early_gap_ns=NS_PER_S)
+        pace = PushPace(interval_ns=interval_s * NS_PER_S, early_gap_ns=NS_PER_S)
         self.pusher = CollectivePusher(
             identity,
             RunQueue(self.ear, self.clock, pace.interval_ns, spill),
@@ -441,6 +442,19 @@ def test_rank_that_waits_in_a_collective_tells_what_it_entered_and_left(job):
     assert seqs(runs)[-1] == job.seq - 1, "what it did before is pushed with it"
     gaps = np.diff([one.still_ns for one in standings])
     assert (gaps >= NS_PER_S).all()
+
+
+def test_what_is_said_of_a_rank_that_stands_is_repeated_before_fleet_forgets_it():
+    """Also where one of these is lost, and whatever the push interval is."""
+    job = Job(interval_s=60)
+    job.run(6)
+    job.enter()
+    job.stand(300)
+    _, standings = job.ear.take()
+    still_ns = np.array([one.still_ns for one in standings])
+    assert still_ns[-1] > 290 * NS_PER_S
+    assert (2 * np.diff(still_ns) < FRESH_NS).all()
+    assert len(still_ns) < 120, "less often after a minute"
 
 
 def test_rank_that_stopped_outside_collectives_tells_that_nothing_is_in_flight(job):

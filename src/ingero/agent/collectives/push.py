@@ -43,7 +43,9 @@ STILL_PERIODS: Final = 10
 """A rank stands still when it entered nothing for this long and for this many periods of its busiest communicator."""
 PROGRESS_GAP_NS: Final = NS_PER_S
 FREQUENT_NS: Final = 60 * NS_PER_S
-"""After this long progress records are repeated at the push interval only."""
+"""After this long progress records are repeated at the push interval, or every `MAX_PROGRESS_GAP_NS`."""
+MAX_PROGRESS_GAP_NS: Final = 5 * NS_PER_S
+"""Fleet forgets one after 15 s, and then takes the rank for silent: one of them may be lost."""
 ENDED_NS: Final = 60 * NS_PER_S
 """How long Fleet can use that a process ended: until then its last records are sent again where they did not arrive."""
 MAX_GONE: Final = 4096
@@ -357,11 +359,15 @@ class CollectivePusher:
         return [one for _, one in self._sent.gone] if is_due else []
 
     def _find_stalled(self, now_ns: int) -> list[RankProgress]:
-        """Ranks that make no progress: every second at first, later at the push interval."""
+        """Ranks that make no progress: every second at first, later at the push interval or more often."""
         pids = dict.fromkeys((*self._tracker.pids, *self._device.pids))
         stalled = [one for pid in pids for one in self._build_progress(pid, now_ns)]
         longest_ns = max((one.still_ns for one in stalled), default=0)
-        gap_ns = PROGRESS_GAP_NS if longest_ns < FREQUENT_NS else self._pace.interval_ns
+        gap_ns = (
+            PROGRESS_GAP_NS
+            if longest_ns < FREQUENT_NS
+            else min(self._pace.interval_ns, MAX_PROGRESS_GAP_NS)
+        )
         return stalled if now_ns - self._sent.progress_ns >= gap_ns else []
 
     def _build_progress(

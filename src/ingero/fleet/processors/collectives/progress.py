@@ -41,7 +41,7 @@ from ingero.model.progress import Ending, RankProgress
 from ingero.units import NS_PER_S
 
 FRESH_NS: Final = 15 * NS_PER_S
-"""Older reports say nothing of now. Agents repeat theirs every second while a job makes no progress."""
+"""Older reports say nothing of now. Agents repeat theirs every 5 s at least while a job makes no progress."""
 ENDED_NS: Final = 60 * NS_PER_S
 """For how long the process of a job that ended first is named."""
 REPORTED_NS: Final = 2 * NS_PER_S
