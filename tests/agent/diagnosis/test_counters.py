@@ -64,6 +64,29 @@ def test_narrowest_quota_above_a_process_of_version_2_and_its_neighbour(machine)
     assert spent_ns == 40 * TICK_NS
 
 
+def test_of_alike_quotas_the_one_that_the_processes_are_under_counts(machine):
+    """As of a pod and its only container."""
+    outer, inner = machine / "cg/a", machine / "cg/a/b"
+    plant(outer, cpu__max="50000 100000\n", cpu__stat="nr_throttled 1\nthrottled_usec 5\n")
+    plant(outer, cgroup__procs="")
+    plant(inner, cpu__max="50000 100000\n", cpu__stat="nr_throttled 3\nthrottled_usec 40\n")
+    plant(inner, cgroup__procs="5\n6\n7\n")
+    reading = files(machine, "cgroup2", "nsdelegate").read(5, 17)
+    assert limit_of(reading) == (0.5, 40_000, 3)
+    assert [one.label for one in reading.quota.others_ns] == ["stress) 1 (7)"]
+
+
+def test_neighbours_are_seen_in_cgroups_below_the_one_that_has_the_quota(machine):
+    """As in other containers of a pod that has a limit of its own; in version 2 the pod's cgroup has no process."""
+    outer, inner, beside = (machine / "cg" / name for name in ("a", "a/b", "a/c"))
+    beside.mkdir()
+    plant(outer, cpu__max="50000 100000\n", cpu__stat="", cgroup__procs="")
+    plant(inner, cpu__max="max 100000\n", cgroup__procs="5\n6\n")
+    plant(beside, cpu__max="max 100000\n", cgroup__procs="7\n")
+    reading = files(machine, "cgroup2", "nsdelegate").read(5, 17)
+    assert [one.label for one in reading.quota.others_ns] == ["stress) 1 (7)"]
+
+
 def test_children_of_the_first_thread_are_read_and_ended_ones_left_out(machine):
     plant(machine / "proc/6", schedstat="6000 600 9\n")
     plant(machine / "proc/5/task/5", children="6 8 ")

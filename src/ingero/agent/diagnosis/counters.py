@@ -12,6 +12,8 @@ import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import islice
+from operator import itemgetter
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -30,6 +32,8 @@ MAX_THREADS: Final = 256
 MAX_CHILDREN: Final = 64
 MAX_MEMBERS: Final = 64
 """Other processes of a cgroup whose time is read."""
+MAX_CGROUPS: Final = 16
+"""Cgroups in which these are looked for: the one with the quota, and those below it."""
 _TICK_NS: Final = NS_PER_S // os.sysconf("SC_CLK_TCK")
 
 
@@ -114,22 +118,31 @@ class CounterFiles:
                 yield child, times
 
     def _read_quota(self, pid: int, folders: Iterable[Path]) -> Quota | None:
-        """The narrowest quota above a process; None also where its cgroup cannot be read."""
+        """The narrowest quota above a process, of alike ones the innermost; None also where its cgroup cannot be read.
+
+        A pod and its only container have the same quota, and the processes are in the container's cgroup.
+        """
         found = [(limit, one) for one in folders if (limit := _read_limit(one)) is not None]
         if not found:
             return None
-        n_processors, folder = min(found)
+        n_processors, folder = min(found, key=itemgetter(0))
         return Quota(n_processors, _read_inode(folder), dict(self._iter_others(folder, pid)))
 
     def _iter_others(self, folder: Path, pid: int) -> Iterator[tuple[QuotaMember, int]]:
-        """Members of a cgroup that are neither a process nor its descendants, with their processor time."""
-        members = [int(text) for text in _read(folder / "cgroup.procs").split()[:MAX_MEMBERS]]
+        """Members of a cgroup and of those below that are neither a process nor its descendants, with their time."""
+        members = list(islice(_iter_members(folder), MAX_MEMBERS))
         stats = {
             one: stat for one in members if (stat := _read_stat(self.proc / str(one))) is not None
         }
         for one, stat in stats.items():
             if not _descends(one, pid, stats):
                 yield QuotaMember(one, stat.start_ticks, stat.name), stat.spent_ns
+
+
+def _iter_members(folder: Path) -> Iterator[int]:
+    """Processes of a cgroup and of those below it: of version 2 only the innermost have any."""
+    for place, _, _ in islice(os.walk(folder), MAX_CGROUPS):
+        yield from map(int, _read(Path(place, "cgroup.procs")).split())
 
 
 def _descends(one: int, ancestor: int, stats: Mapping[int, _Stat]) -> bool:
