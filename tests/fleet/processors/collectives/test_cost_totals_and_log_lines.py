@@ -148,6 +148,15 @@ def test_a_changed_price_keeps_the_verdicts_and_counts_from_then_on():
     assert reload(judged, alarm_slowdown=0.5)._state.engine.conclusions() == {}
 
 
+def test_a_reload_tells_no_hang_twice():
+    judged = hung()
+    assert told(judged)
+    pipe = reload(judged)
+    judged.out[Signal.LOGS].batches.clear()
+    pipe._evaluation.run()
+    assert judged.records("ingero.hang") == []
+
+
 def lines(caplog):
     return [(record.getMessage(), record.fields) for record in caplog.records]
 

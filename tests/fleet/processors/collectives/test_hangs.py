@@ -6,7 +6,9 @@ from dataclasses import replace
 from tests.fleet.processors.collectives.test_collectives_processor import Judged
 from tests.fleet.processors.collectives.test_progress import COMM, N, moving, standing
 
+from ingero.fleet.component import Learner
 from ingero.fleet.processors.collectives.progress import FRESH_NS
+from ingero.fleet.processors.collectives.reported import describe_hangs
 from ingero.model.collectives import Rank
 from ingero.otlp.codec import decode_protobuf, encode_protobuf
 from ingero.otlp.names import Signal
@@ -141,3 +143,46 @@ def test_ranks_that_wait_for_each_other_are_counted_logged_and_on_the_page(caplo
     judged.push([replace(moving(0, 1), rank=Rank("other", "n0", 0))])
     judged.round()
     assert judged.host.read("ingero_fleet_nccl_deadlocked_ranks", cluster_id="c") is None
+
+
+def take_over(judged):
+    """A Fleet that has just taken over what this one said, and has no push of it."""
+    report, _ = judged.pipe._state.progress.find_hang("c", judged.host.clock.mono_ns())
+    roots = [replace(root, job="j") for root in report.roots]
+    other = Judged()
+    (learner,) = other.host.find(Learner)
+    learner.begin_replay("c")
+    learner.end_replay("c", describe_hangs(roots, ()))
+    return other
+
+
+def test_a_hang_of_which_another_fleet_told_ends_where_nobody_is_met_that_waits():
+    judged = hung()
+    (began,) = told(judged)
+    other = take_over(judged)
+    assert told(other) == [], "the agents of those that wait may be about to tell"
+    other.host.clock.advance(FRESH_NS)
+    (ended,) = told(other)
+    assert ended.attributes["ingero.hang.state"] == "ended"
+    for name in ("rank", "collective.comm", "hang.missing_seq", "hang.cause", "node.id"):
+        assert ended.attributes[f"ingero.{name}"] == began.attributes[f"ingero.{name}"]
+    assert ended.attributes["ingero.rank.job"] == "j"
+    assert told(other) == []
+
+
+def test_a_hang_that_goes_on_under_another_fleet_is_told_once():
+    other = take_over(hung())
+    other.push([moving(n, 9) for n in range(N)])
+    stand(other, *[standing(n, 10, 9) for n in (0, 1, 3)], standing(2, 9, 9))
+    assert told(other) == []
+    other.host.clock.advance(FRESH_NS)
+    other.push([moving(n, 11) for n in range(N)])
+    assert [one.attributes["ingero.hang.state"] for one in told(other)] == ["ended"]
+
+
+def test_a_fleet_that_another_one_took_over_from_tells_no_end():
+    judged = hung()
+    told(judged)
+    (learner,) = judged.host.find(Learner)
+    learner.begin_replay("c")
+    assert told(judged) == []

@@ -15,7 +15,7 @@ from ingero.faults import FaultPlace, find_place
 from ingero.fleet.component import Host
 from ingero.fleet.processors.collectives import telemetry
 from ingero.fleet.processors.collectives.conclusions import Conclusion
-from ingero.fleet.processors.collectives.hangs import HangChanges, HangTracker
+from ingero.fleet.processors.collectives.hangs import HangChanges
 from ingero.fleet.processors.collectives.log_lines import EventLog
 from ingero.fleet.processors.collectives.progress import CAP
 from ingero.fleet.processors.collectives.reports import PipelineReports
@@ -165,7 +165,6 @@ class Evaluation:
         self._reports = PipelineReports(state, host)
         self._gauges = StateGauges(host.meter, host.clock)
         self._log = EventLog(host.clock)
-        self._hangs = HangTracker()
         self._count_refused = host.meter.counter(telemetry.REFUSED).bound(reason=CAP)
         self._unreported: dict[str, Conclusion] = {}
         self._explained: deque[tuple[Verdict | HangRoot, Diagnosis]] = deque()
@@ -214,7 +213,7 @@ class Evaluation:
         self._gauges.show_late(late_ns)
         self._log.write_late(late_ns)
         self._gauges.show_hangs(hangs)
-        self._hang_changes.extend(self._hangs.find_changes(hangs))
+        self._hang_changes.extend(state.hangs.find_changes(hangs, now_ns))
         while self._hang_changes:
             changes = self._hang_changes.popleft()
             self._log.write_hangs(changes)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import threading
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
+from ingero.fleet.processors.collectives.progress import FRESH_NS
 from ingero.model.hang import HangCause, HangReport, HangRoot
 from ingero.otlp.codec import Export
 from ingero.wire.hangs import HangRecord, build_hang_records
@@ -37,29 +39,57 @@ class HangChanges:
 
 
 class HangTracker:
-    """The open hangs of each cluster; one thread. Lossy: a record that a consumer refuses is not sent again."""
+    """The open hangs of each cluster; any thread. Lossy: a record that a consumer refuses is not sent again."""
 
     def __init__(self) -> None:
+        self._lock = threading.Lock()
         self._open: dict[str, dict[_Key, HangRoot]] = {}
+        self._kept_until_ns: dict[str, int] = {}
 
-    def find_changes(self, hangs: Mapping[str, tuple[HangReport, float]]) -> Iterator[HangChanges]:
+    def forget(self, cluster_id: str) -> None:
+        """Know no hang of a cluster any more: another Fleet judges it."""
+        with self._lock:
+            self._open.pop(cluster_id, None)
+
+    def restore(self, cluster_id: str, roots: Iterable[HangRoot], now_ns: int) -> None:
+        """Go on from what another Fleet said last; a rank that is not met within `FRESH_NS` nobody waits for."""
+        known = {_key_of(root): root for root in roots}
+        with self._lock:
+            self._open[cluster_id] = known
+            self._kept_until_ns[cluster_id] = now_ns + FRESH_NS
+
+    def find_changes(
+        self, hangs: Mapping[str, tuple[HangReport, float]], now_ns: int
+    ) -> list[HangChanges]:
         """What changed since the last call.
 
         Args:
             hangs: By cluster, whom its ranks wait for and for how many seconds; a cluster that is forgotten is absent.
+            now_ns: Monotonic time.
         """
-        before, self._open = self._open, {}
-        for cluster_id in sorted(before.keys() | hangs.keys()):
-            report, waiting_s = hangs.get(cluster_id, (None, 0.0))
-            roots = report.roots if report else ()
-            was = before.get(cluster_id, {})
-            now = {(root.rank, root.group.name, root.missing_seq): root for root in roots}
-            if now:
-                self._open[cluster_id] = now
-            if now.keys() != was.keys():
-                began = tuple(root for key, root in now.items() if key not in was)
-                ended = tuple(root for key, root in was.items() if key not in now)
-                yield HangChanges(cluster_id, began, ended, waiting_s)
+        found = []
+        with self._lock:
+            before, self._open = self._open, {}
+            self._kept_until_ns = {
+                cluster_id: ns for cluster_id, ns in self._kept_until_ns.items() if now_ns < ns
+            }
+            for cluster_id in sorted(before.keys() | hangs.keys()):
+                report, waiting_s = hangs.get(cluster_id, (None, 0.0))
+                was = before.get(cluster_id, {})
+                now = {_key_of(root): root for root in (report.roots if report else ())}
+                if cluster_id in self._kept_until_ns:
+                    now = was | now
+                if now:
+                    self._open[cluster_id] = now
+                if now.keys() != was.keys():
+                    began = tuple(root for key, root in now.items() if key not in was)
+                    ended = tuple(root for key, root in was.items() if key not in now)
+                    found.append(HangChanges(cluster_id, began, ended, waiting_s))
+        return found
+
+
+def _key_of(root: HangRoot) -> _Key:
+    return root.rank, root.group.name, root.missing_seq
 
 
 def build_hangs(changes: HangChanges, wall_ns: int) -> Export:

@@ -12,12 +12,11 @@ from typing import Final
 
 from ingero.fleet.processors.collectives.conclusions import QUIET, VerdictChange
 from ingero.model.collectives import Worker
-from ingero.model.hang import HangRoot
+from ingero.model.hang import HangCause, HangRoot, StoppedGroup
 from ingero.model.verdicts import VerdictKind
 
 _VERDICT: Final = "verdict "
 _HANG: Final = "hang "
-_OPEN: Final = "open"
 
 
 def describe_changes(changes: Iterable[VerdictChange]) -> dict[str, str | None]:
@@ -46,6 +45,26 @@ def _name_hang(root: HangRoot) -> str:
 
 
 def describe_hangs(began: Iterable[HangRoot], ended: Iterable[HangRoot]) -> dict[str, str | None]:
-    """What records of these hangs say."""
+    """What records of these hangs say, with what else their ends have to say."""
     reported: dict[str, str | None] = dict.fromkeys(map(_name_hang, ended))
-    return reported | dict.fromkeys(map(_name_hang, began), _OPEN)
+    return reported | {
+        _name_hang(root): json.dumps([root.node_id, root.job, root.cause.value]) for root in began
+    }
+
+
+def read_hangs(reported: Mapping[str, str]) -> list[HangRoot]:
+    """The hangs among what was said that have not ended, as far as these matter at their ends.
+
+    What another release wrote otherwise is left out.
+    """
+    found = []
+    for about, state in reported.items():
+        if about.startswith(_HANG):
+            with suppress(ValueError):
+                rank, comm, missing_seq = json.loads(about.removeprefix(_HANG))
+                node_id, job, cause = json.loads(state)
+                where = StoppedGroup(comm, ())
+                found.append(
+                    HangRoot(rank, HangCause(cause), where, missing_seq, None, (), node_id, job)
+                )
+    return found

@@ -13,8 +13,9 @@ from ingero.fleet.processors.collectives.costs import CostDeltas
 from ingero.fleet.processors.collectives.diagnoses import DiagnosisTracker
 from ingero.fleet.processors.collectives.engine import DetectionEngine
 from ingero.fleet.processors.collectives.gauges import GaugeTracker
+from ingero.fleet.processors.collectives.hangs import HangTracker
 from ingero.fleet.processors.collectives.progress import ProgressTracker
-from ingero.fleet.processors.collectives.reported import read_reported
+from ingero.fleet.processors.collectives.reported import read_hangs, read_reported
 
 
 class CollectivesState:
@@ -25,6 +26,7 @@ class CollectivesState:
         gauges: Per-event gauges of older agents.
         diagnoses: What agents were asked about culprits, and their answers.
         progress: Where ranks of jobs that make no progress stopped.
+        hangs: Whom ranks wait for, as far as that was reported.
         costs: What was reported of each cluster's costs, and their sums; the evaluation thread's.
         downstream: Where reports go.
         host: Under which service the timers run; a reload brings another.
@@ -41,6 +43,7 @@ class CollectivesState:
             count_refused=self.engine.refuse["gauge_cap"],
         )
         self.progress = ProgressTracker(config.idle_timeout)
+        self.hangs = HangTracker()
         self.diagnoses = DiagnosisTracker(meter)
         self.costs: dict[str, tuple[CostDeltas, CostTotals]] = {}
         lost = meter.counter(telemetry.REPORTS_LOST).bound()
@@ -54,6 +57,7 @@ class CollectivesState:
         self.adopted.discard(cluster_id)
         self.engine.begin_replay(cluster_id)
         self.progress.forget(cluster_id)
+        self.hangs.forget(cluster_id)
 
     def is_behind(self, cluster_id: str) -> bool:
         """See `Learner`."""
@@ -61,8 +65,10 @@ class CollectivesState:
 
     def end_replay(self, cluster_id: str, reported: Mapping[str, str]) -> None:
         """See `Learner`."""
+        now_ns = self._clock.mono_ns()
         self.adopted.add(cluster_id)
-        self.engine.end_replay(cluster_id, read_reported(reported), self._clock.mono_ns())
+        self.hangs.restore(cluster_id, read_hangs(reported), now_ns)
+        self.engine.end_replay(cluster_id, read_reported(reported), now_ns)
 
     def accepts(self, settings: object) -> bool:
         """Whether it can go on with other settings: prices, caps and timers do not change what was judged."""
