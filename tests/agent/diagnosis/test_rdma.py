@@ -6,7 +6,9 @@ import pytest
 
 from ingero.agent.diagnosis.connections import LOOK_S
 from ingero.agent.diagnosis.rdma import PACE_S, PortFiles
+from ingero.model.counters import Traffic
 from ingero.model.ports import RdmaTraffic
+from ingero.recording.causal.transfers import find_link_causes
 from ingero.testing.clock import ManualClock
 from ingero.units import NS_PER_S
 
@@ -199,6 +201,25 @@ def test_time_in_which_nothing_is_sent_counts_as_stalled_once_a_timer_runs_out(h
     port = host.look_at_one()
     assert port.stalled_ns == 40 * PACE_NS
     assert port.busy_ns == port.window_ns
+
+
+def test_a_port_that_receives_while_it_is_stalled_is_busy_once(host):
+    """A link that went down for a moment: its time is not shared out twice, and no part of it is below zero."""
+    host.add("mlx5_0", **MLX5, link_downed=0)
+
+    def plan(n):
+        n_sent = n if n <= 10 else 10 + max(n - 50, 0)
+        came_back = int(n >= 51)
+        host.count(port_xmit_packets=n_sent, port_rcv_packets=n)
+        host.count(local_ack_timeout_err=came_back, link_downed=came_back)
+
+    host.count(port_xmit_packets=0, port_rcv_packets=0)
+    host.plan = plan
+    port = host.look_at_one()
+    assert (port.busy_ns, port.stalled_ns) == (port.window_ns, 40 * PACE_NS)
+    found = find_link_causes(Traffic(), RdmaTraffic((port,)))
+    shares = [one.share for one in (*found.causes, *found.ruled_out)]
+    assert all(0 <= share <= 1 for share in shares)
 
 
 def test_silence_without_a_timer_is_no_stall_and_not_busy(host):

@@ -174,21 +174,26 @@ def _compare(first: _Reading, last: _Reading) -> tuple[dict[str, int], set[str]]
 
 def _share_out(readings: Sequence[_Reading]) -> tuple[int, int]:
     """Time with packets, stalls included, and time in which nothing was sent before a timer ran out."""
-    busy_ns = stalled_ns = silent_ns = 0
+    busy_ns = stalled_ns = silent_ns = idle_ns = 0
     for then, now in pairwise(readings):
         took_ns = now.mono_ns - then.mono_ns
         rises, _ = _compare(then, now)
+        has_packets = any(rises.get(name, 0) for name in _PACKETS)
         has_run_out = any(
             rises.get(name, 0) > rises.get(other, 0) for name, other in TIMERS.items()
         )
         if has_run_out:
             stalled_ns += silent_ns
+            busy_ns += idle_ns
         if any(rises.get(name, 0) for name in SENT) or has_run_out:
-            silent_ns = 0
+            silent_ns = idle_ns = 0
         else:
             silent_ns += took_ns
-        busy_ns += took_ns if any(rises.get(name, 0) for name in _PACKETS) else 0
-    return busy_ns + stalled_ns, stalled_ns
+            idle_ns += (
+                0 if has_packets else took_ns
+            )  # of silence, what is not busy for what came in
+        busy_ns += took_ns if has_packets else 0
+    return busy_ns, stalled_ns
 
 
 def _list(folder: Path) -> list[Path]:
