@@ -32,6 +32,7 @@ from ingero.model.diagnosis import DiagnosisRequest, Subject
 from ingero.model.ports import RdmaTraffic
 from ingero.otlp.client.endpoint import parse_endpoint
 from ingero.otlp.codec import read_log_entries
+from ingero.recording.causal.work_rates import find_rates
 from ingero.testing.clock import ManualClock
 from ingero.units import NS_PER_MS, NS_PER_S
 from ingero.wire.diagnosis import (
@@ -264,6 +265,31 @@ def test_lines_are_those_of_the_worker_that_is_busier_than_its_process():
     history.read(1)
     history.read(2)
     assert history.find_worker(PID) is None
+
+
+def test_workers_that_a_loader_starts_anew_count_as_the_ones_whose_places_they_take():
+    """Each epoch has two of its own, which are always on a processor; the last ones have just begun."""
+
+    def reading(second):
+        epoch, since_s = divmod(second, 20)
+        times = TaskTimes(since_s * NS_PER_S, 0, 20 * epoch)
+        return ProcessCounters(
+            second * NS_PER_S,
+            {PID: TaskTimes(second * NS_PER_S // 4, 0)},
+            children={100 * epoch + 7: times, 100 * epoch + 8: times},
+            boot_ticks=second,
+        )
+
+    history = CounterHistory(0, Listed(map(reading, range(62))))
+    ops = np.zeros(62, COLLECTIVE_OP)
+    ops["entry_ns"], ops["own_ns"] = np.arange(62) * NS_PER_S, NS_PER_S // 2
+    history.add_ops(PID, RANK, ops)
+    for second in range(62):
+        history.read(second * NS_PER_S)
+    rates = find_rates(history.find_work(PID, 0, 62 * NS_PER_S))
+    assert rates.child_pid == 307
+    assert rates.computing_ns == pytest.approx(NS_PER_S, rel=0.1)
+    assert rates.n_unknown_threads == 0
 
 
 def build_history_with_calls(calls):

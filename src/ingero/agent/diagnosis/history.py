@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from typing import Final
 
 import numpy as np
@@ -16,7 +17,7 @@ import numpy as np
 from ingero.agent.diagnosis.counters import CounterFiles
 from ingero.model.arrays import Records
 from ingero.model.collectives import Rank
-from ingero.model.counters import CudaWait, ProcessCounters, Work
+from ingero.model.counters import CudaWait, ProcessCounters, TaskTimes, Work
 from ingero.recording.causal.work_rates import find_wanted_ns
 from ingero.units import NS_PER_MS
 
@@ -140,6 +141,7 @@ class CounterHistory:
         """What a process did between its first and its last reading in a stretch of time; None without two of them.
 
         Readings from before its first operation are left out: what a program does to start is no part of its work.
+        Of children that take each other's places the first reading holds what makes them one.
         """
         with self._lock:
             one = self._followed.get(pid)
@@ -152,7 +154,7 @@ class CounterHistory:
             calls = list(one.calls)
         if len(readings) < 2:
             return None
-        first, last = readings[0], readings[-1]
+        first, last = replace(readings[0], children=_carry_workers(readings)), readings[-1]
         n_ops, own_ns = _sum_up(ops, first.mono_ns, last.mono_ns)
         cuda_ns = _find_cuda_ns(calls, first.mono_ns, last.mono_ns)
         return Work(first, last, n_ops, own_ns, cuda_ns)
@@ -203,6 +205,28 @@ class CounterHistory:
             one = self._followed.get(pid)
             ops = list(one.ops) if one is not None else []
         return _sum_up(ops, start_ns, end_ns)[0]
+
+
+def _carry_workers(readings: Sequence[ProcessCounters]) -> dict[int, TaskTimes]:
+    """Children at the first reading, each that took the place of one that ended with what that one did as its own.
+
+    A loader's workers are others with each epoch, and do the same: those of the last reading may just have begun.
+    """
+    began = dict(readings[0].children)
+    free: deque[TaskTimes] = deque()
+    for was, now in pairwise(readings):
+        if was.children.keys() == now.children.keys():
+            continue
+        for pid in sorted(was.children.keys() - now.children.keys()):
+            if (first := began.pop(pid, None)) is not None:
+                last = was.children[pid]
+                free.append(TaskTimes(last.ran_ns - first.ran_ns, last.ready_ns - first.ready_ns))
+        for pid in sorted(now.children.keys() - was.children.keys()):
+            start_ticks = now.children[pid].start_ticks
+            if start_ticks >= was.boot_ticks:
+                done = free.popleft() if free else TaskTimes(0, 0)
+                began[pid] = TaskTimes(-done.ran_ns, -done.ready_ns, start_ticks)
+    return began
 
 
 def _is_another(pid: int, last: ProcessCounters, now: ProcessCounters) -> bool:
