@@ -19,6 +19,7 @@ from tests.support.synthetic_jobs import (
 
 from ingero.fleet.component import QuestionSource
 from ingero.fleet.processors.collectives.diagnoses import (
+    AGAIN_NS,
     ASK_NS,
     REOPEN_NS,
     SETTLED_NS,
@@ -170,12 +171,32 @@ def test_the_answer_stands_beside_the_verdict_in_the_log_and_in_the_series(caplo
     assert point.attributes["rank"] == "3"
 
 
-def test_an_agent_that_declines_is_not_asked_again():
+def test_an_agent_that_declines_is_not_asked_again_at_once():
     judged = accused()
     assert answer(judged, question(judged), causes=(), declined="busy") == 0
     assert question(judged) is None
     assert count(judged, "declined") == 1
     assert shown(judged)["declined"] == "busy"
+
+
+def test_an_agent_that_declined_is_asked_again_while_the_verdict_lasts():
+    """It had just begun, say, and followed the rank from its next operation on."""
+    judged = accused()
+    first = question(judged)
+    answer(judged, first, causes=(), declined="no such rank is followed here")
+    state, now_ns = judged.pipe._state, judged.host.clock.mono_ns()
+    state.diagnoses.note(state.engine.conclusions(), {}, now_ns + AGAIN_NS - 10 * NS_PER_S)
+    assert question(judged) is None
+    state.diagnoses.note(state.engine.conclusions(), {}, now_ns + AGAIN_NS)
+    again = question(judged)
+    assert again == replace(first, id=again.id)
+    assert again.id != first.id, "which its agent has answered"
+    assert shown(judged)["declined"]
+    assert answer(judged, again) == 0
+    assert question(judged) is None
+    assert shown(judged)["cause"] == "cpu-quota"
+    outcomes = ("asked", "declined", "answered", "unanswered")
+    assert [count(judged, one) for one in outcomes] == [2, 1, 1, 0]
 
 
 def test_an_answer_that_comes_twice_counts_once():

@@ -41,6 +41,8 @@ SETTLED_NS: Final = 10 * NS_PER_S
 """Peers that are slow in turns, or as a stage, for so long are asked about it."""
 ASK_NS: Final = 300 * NS_PER_S
 """After this the question is given up: the agent is of an older version, or away."""
+AGAIN_NS: Final = 1200 * NS_PER_S
+"""After this an agent that declined is asked again: it may follow the rank by then, and looks three times an hour."""
 MAX_OPEN: Final = 256
 """Episodes of one cluster that wait for their answer."""
 N_PEERS: Final = 3
@@ -54,9 +56,9 @@ class NamedEpisode:
     Attributes:
         id: Names it to the agent.
         named: The verdict or the root of the hang, as it was first.
-        began_ns: Monotonic time.
+        asked_ns: Since when its agent is asked.
         named_ns: When the worker was last named.
-        diagnosis: What its agent answered; None before that.
+        diagnosis: What its agent answered last; None before that.
         is_asked: Whether the question rides on answers.
         others: Of a slow stage those that do not belong to it: with them it was compared.
         local_peers: Ranks on its node that it was compared with; its agent knows their work.
@@ -65,7 +67,7 @@ class NamedEpisode:
 
     id: str
     named: Verdict | HangRoot
-    began_ns: int
+    asked_ns: int
     named_ns: int
     diagnosis: Diagnosis | None = None
     is_asked: bool = True
@@ -118,6 +120,15 @@ class NamedEpisode:
         )
         return write_request(request)
 
+    def can_be_asked_again(self, now_ns: int) -> bool:
+        """Whether its agent declined, long enough ago."""
+        has_declined = self.diagnosis is not None and bool(self.diagnosis.declined)
+        return has_declined and not self.is_asked and now_ns - self.asked_ns >= AGAIN_NS
+
+    def ask_again(self, now_ns: int) -> None:
+        """By another id: the agent has answered what it was asked."""
+        self.id, self.asked_ns, self.is_asked = secrets.token_hex(8), now_ns, True
+
     def list_questions(self) -> Iterator[tuple[str, str]]:
         """Nodes of its peers whose work is not known, each with what its agent is asked."""
         for peer, rates in self.peers_work.items():
@@ -166,6 +177,11 @@ class _ClusterEpisodes:
     by_key: dict[_Key, NamedEpisode] = field(default_factory=dict)
     questions: dict[str, str] = field(default_factory=dict)
     together_ns: dict[_Key, int] = field(default_factory=dict)
+
+    @property
+    def has_room(self) -> bool:
+        """Whether one more may be asked."""
+        return sum(one.is_asked for one in self.by_key.values()) < MAX_OPEN
 
     def pick_members(self, verdicts: Iterable[Verdict], now_ns: int) -> list[Verdict]:
         """Of peers that are slow together for `SETTLED_NS` one: the one asked already, else that which worked longest.
@@ -267,7 +283,7 @@ class DiagnosisTracker:
             if known is not None:
                 known.named_ns = now_ns
                 continue
-            is_asked = sum(other.is_asked for other in cluster.by_key.values()) < MAX_OPEN
+            is_asked = cluster.has_room
             others = _find_other_stages(one, verdicts)
             episode = NamedEpisode(
                 secrets.token_hex(8), one, now_ns, now_ns, is_asked=is_asked, others=others
@@ -276,11 +292,14 @@ class DiagnosisTracker:
             self.count["asked" if is_asked else "over_cap"](1)
         for key, episode in list(cluster.by_key.items()):
             is_over = now_ns - episode.named_ns >= REOPEN_NS
-            if episode.is_asked and (is_over or now_ns - episode.began_ns >= ASK_NS):
+            if episode.is_asked and (is_over or now_ns - episode.asked_ns >= ASK_NS):
                 episode.is_asked = False
                 self.count["unanswered"](1)
             if is_over:
                 del cluster.by_key[key]
+            elif episode.can_be_asked_again(now_ns) and cluster.has_room:
+                episode.ask_again(now_ns)
+                self.count["asked"](1)
         cluster.update_questions()
 
     def take(self, diagnoses: Iterable[Diagnosis]) -> tuple[int, str]:
@@ -304,7 +323,7 @@ class DiagnosisTracker:
             return (
                 f"a diagnosis that nobody asked for: {diagnosis.id} of {diagnosis.rank.node_id:.60}"
             )
-        if episode.diagnosis is not None:
+        if episode.diagnosis is not None and not episode.is_asked:
             self.count["repeated"](1)
             return ""
         episode.diagnosis, episode.is_asked = diagnosis, False
