@@ -89,6 +89,14 @@ class TestRealSlurm:
         wait_until(lambda: actuator.find_jobs(RECORD) == {})
         assert "Restarts=1" in slurm.run("scontrol", "show", "job", job)
 
+    def test_an_allocation_without_a_batch_script_is_left_alone_and_refused(self, slurm, actuator):
+        slurm.run("salloc", "--no-shell", "-w", "h2")
+        (job,) = slurm.run("squeue", "-h", "-t", "R", "-w", "h2", "-o", "%A").split()
+        assert "Requeue=1" in slurm.run("scontrol", "show", "job", job)
+        assert actuator.find_jobs(replace(RECORD, target="h2")) == {}
+        with pytest.raises(PermanentError, match="Only batch jobs"):
+            actuator.requeue(job)
+
     def test_a_process_of_a_job_is_known_by_its_job_step_and_node(self, slurm, actuator):
         said = slurm.folder / "pid"
         script = f"echo $$ > {said}.part; mv {said}.part {said}; exec sleep 600"
@@ -198,3 +206,32 @@ def test_a_reason_that_outlived_its_drain_is_no_mark():
     line = "NodeName=h1 NodeHostName=x State=DOWN Reason=ingero a0123456789 e1: x [root@2026-01-01T00:00:00]"
     assert parse_nodes(line)["h1"][0].mark == ""
     assert parse_nodes(line.replace("DOWN", "IDLE+DRAIN"))["h1"][0].mark == "a0123456789"
+
+
+def write_program(folder, name, text):
+    """A program of Slurm's that a test plays."""
+    file = folder / name
+    file.write_text(f"#!/bin/sh\n{text}\n")
+    file.chmod(0o755)
+
+
+def test_of_what_runs_on_a_node_batch_jobs_that_may_be_requeued_are(tmp_path):
+    rows = "7|0|1|1|\n8|0|1|0|\n9_2|1|1|1|\n10|0|0|1|"
+    write_program(tmp_path, "squeue", f"cat <<'END'\n{rows}\nEND")
+    actuator = SlurmActuator(SlurmConfig(requeue=True, bin_dir=str(tmp_path)))
+    assert actuator.find_jobs(RECORD) == {"7": 0, "9_2": 1}
+
+
+@pytest.mark.parametrize(
+    ("line", "error"),
+    [
+        ("Only batch jobs are accepted or processed for job 8", PermanentError),
+        ("Requested operation is presently disabled for job 10", PermanentError),
+        ("Job can not be altered now, try again later for job 7", RetryableError),
+        ("Slurm backup controller in standby mode for job 7", RetryableError),
+    ],
+)
+def test_what_slurm_will_never_requeue_is_a_refusal(tmp_path, line, error):
+    write_program(tmp_path, "scontrol", f"echo {line!r} >&2\nexit 1")
+    with pytest.raises(error, match=line):
+        SlurmActuator(SlurmConfig(bin_dir=str(tmp_path))).requeue("7")

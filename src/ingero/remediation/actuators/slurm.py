@@ -31,7 +31,9 @@ from ingero.units import NS_PER_S
 REASON_MAX: Final = 200
 _NODE: Final = re.compile(r"^NodeName=(\S+)")
 _HOST: Final = re.compile(r"\sNodeHostName=(\S+)")
-_REFUSED: Final = re.compile(r"invalid|denied|not permitted|unknown", re.IGNORECASE)
+_REFUSED: Final = re.compile(
+    r"invalid|denied|not permitted|unknown|only batch jobs|presently disabled", re.IGNORECASE
+)
 _NO_SERVER: Final = re.compile(
     r"unable to contact|timed out|connection|munge|communication", re.IGNORECASE
 )
@@ -107,13 +109,18 @@ class SlurmActuator:
         """Batch jobs on the node that may be requeued; None when the policy leaves jobs alone."""
         if not self._config.requeue:
             return None
-        fields = "JobArrayID:|,RestartCnt:|,Requeue:|"
+        fields = "JobArrayID:|,RestartCnt:|,Requeue:|,BatchFlag:|"
         try:
             text = self._run("squeue", "-h", "-t", "R", "-w", record.target, "-O", fields)
         except PermanentError as error:
             raise RetryableError(f"Slurm does not tell its jobs: {error}") from error
         rows = [line.split("|") for line in text.splitlines() if line.strip()]
-        return {row[0].strip(): int(row[1]) for row in rows if row[2].strip() == "1"}
+        # Slurm requeues batch jobs only, and says "may be requeued" of every allocation.
+        return {
+            job.strip(): int(restarts)
+            for job, restarts, may_be, is_batch, *_ in rows
+            if may_be.strip() == is_batch.strip() == "1"
+        }
 
     def requeue(self, job: str) -> None:
         """Put the job back into the queue."""
