@@ -130,6 +130,23 @@ def test_a_command_that_refuses_to_undo_what_it_left_open_ends_the_action(comman
     assert commanded.states() == ["left"]
 
 
+def test_a_node_that_a_command_refuses_to_give_back_counts_as_out_and_is_asked_for_again(
+    commanded, commands
+):
+    commanded.poll(10, ["n2"])
+    (action,) = commanded.journal.actions()
+    commands.end_with(1)
+    commanded.journal.change(action, replace(action, state=ActionState.UNDOING, is_asked_back=True))
+    commanded.poll(5, ["n3"])
+    (action,) = commanded.journal.actions()  # the one place is taken
+    assert action.state is ActionState.UNDOING
+    assert action.note.startswith("refused to give it back: ")
+    assert commands.lines[1:] == ["undo n2 culprit"] * 3  # every settle time
+    commands.end_with(0)
+    commanded.poll(3, [])
+    assert commanded.states() == ["undone"]
+
+
 def test_a_command_that_refuses_is_given_up_after_three_tries(commanded, commands):
     commands.end_with(1)
     commanded.poll(40, ["n2"])

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 from tests.remediation.site import Site, build_config
 
-from ingero.errors import RetryableError
+from ingero.errors import PermanentError, RetryableError
 from ingero.model.verdicts import VerdictKind
 from ingero.remediation.building import read_moment
 from ingero.remediation.journal import Journal
@@ -193,6 +193,25 @@ def test_undo_leaves_a_node_that_somebody_else_drained_meanwhile(site):
     ask_back(site, action)
     site.poll(4, [])
     assert site.states() == ["left"]
+
+
+def test_a_node_that_the_scheduler_refuses_to_give_back_is_asked_for_until_it_is_back(site):
+    site.poll(5, ["n2"])
+    (action,) = site.journal.actions()
+    give_back = site.slurm.reverse
+
+    def refuse(_record):
+        raise PermanentError("not for you")
+
+    site.slurm.reverse = refuse
+    ask_back(site, action)
+    site.poll(5, [])
+    assert (site.drained, site.states()) == ({"n2"}, ["undoing"])
+    notes = [one["note"] for one in site.journal.changes(action.action_id)]
+    assert notes.count("refused to give it back: not for you") == 1
+    site.slurm.reverse = give_back
+    site.poll(1, [])
+    assert (site.drained, site.states()) == (set(), ["undone"])
 
 
 @pytest.mark.parametrize(("retracts", "states"), [("true", ["undone"]), ("false", ["done"])])

@@ -21,6 +21,7 @@ from ingero.remediation.records import ENDED, ActionRecord, ActionState, Moment
 Nodes = Mapping[str, NodeView]
 _MISSED: Final = "the scheduler does not show it"
 _NOT_ANY_MORE: Final = "outcome unknown, and the policy would not begin it any more"
+_NOT_BACK: Final = "refused to give it back"
 
 
 class ActionRunner:
@@ -159,7 +160,8 @@ class ActionRunner:
 
     def _settle_unseen(self, record: ActionRecord) -> None:
         """Without looking: ask again for what is to be reversed. What was begun is up to `repeat`."""
-        is_due = record.is_asked_back or self._is_old(record)
+        is_refused = record.note.startswith(_NOT_BACK)
+        is_due = self._is_old(record) or (record.is_asked_back and not is_refused)
         if record.state is ActionState.UNDOING and is_due:
             self._ask_unseen(record)
 
@@ -178,6 +180,9 @@ class ActionRunner:
             if not record.is_asked_back or record.note != note:  # it is asked at every poll
                 self._change(record, record.state, note)
         except PermanentError as error:
+            if record.took_effect:  # it is out by us until it is given back
+                self._change(record, ActionState.UNDOING, f"{_NOT_BACK}: {error.message}")
+                return
             state = ActionState.VOID if is_begun else ActionState.LEFT
             self._change(record, state, f"refused: {error.message}")
 
@@ -258,7 +263,9 @@ class ActionRunner:
         except RetryableError:
             return  # again at the next poll
         except PermanentError as error:
-            self._change(record, ActionState.LEFT, f"refused to give it back: {error.message}")
+            note = f"{_NOT_BACK}: {error.message}"
+            if record.note != note:  # it is asked at every poll
+                self._change(record, ActionState.UNDOING, note)
             return
         after = nodes.get(record.target)
         if after is not None and after.mark != record.action_id and after.in_service:
