@@ -225,11 +225,31 @@ def test_a_retracted_finding_gives_the_node_back_where_the_policy_says_so(
     site.fleet.say(build_verdict("n2", VerdictKind.DRAG))
     site.poll(20)
     assert site.states() == ["done"]  # neither silence nor a drag gives it back
-    site.fleet.say(build_verdict("n2", VerdictKind.ORDINARY))
-    site.poll(10)
+    work(site, 10)
     assert site.states() == ["done"]
-    site.poll(1)
+    work(site, 1)
     assert site.states() == states
+
+
+def work(site, times):
+    """Look so many times while the rank of n2 works like its peers."""
+    for _ in range(times):
+        site.n_ops += 1
+        site.fleet.say(build_verdict("n2", VerdictKind.ORDINARY, n_ops=site.n_ops))
+        site.poll(1)
+
+
+def test_a_rank_that_was_ordinary_when_its_job_ended_gives_no_node_back(tmp_path):
+    undo = "undo: {when_retracted: true, retracted_for: 20s}\n"
+    site = Site(tmp_path / "j.db", build_config(undo))
+    site.poll(5, ["n2"])
+    work(site, 3)
+    site.poll(60)  # Fleet goes on saying what it found of a rank that reports no more
+    assert site.states() == ["done"]
+    work(site, 10)
+    assert site.states() == ["done"]  # two minutes of silence are a break
+    work(site, 1)
+    assert site.states() == ["undone"]
 
 
 def test_in_ask_mode_a_person_decides_and_the_policy_still_must_agree(tmp_path):

@@ -274,7 +274,8 @@ class UndoConfig(StrictModel):
         " ranks is not judged, so silence never gives it back.",
     )
     retracted_for: Duration = Field(
-        parse_duration("10m"), description="How long they must have been ordinary without a break."
+        parse_duration("10m"),
+        description="How long they must have been ordinary, and at work, without a break.",
     )
 
 

@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from ingero.model.collectives import Worker
 from ingero.model.verdicts import Verdict, VerdictKind
-from ingero.remediation.findings import (
-    ClusterReading,
-    CulpritFinding,
-    group_by_node,
-    is_retracted,
-)
+from ingero.remediation.findings import ClusterReading, CulpritFinding, group_by_node
 from ingero.remediation.records import FindingRecord, Moment
 from ingero.units import NS_PER_S
 
 BREAK_NS: Final = 600 * NS_PER_S
 """A culprit that comes back within this belongs to the same episode."""
 NodeKey = tuple[str, str]
+_ORDINARY: Final = frozenset({VerdictKind.ORDINARY, VerdictKind.VICTIM})
+"""Verdicts that hold nothing against a rank."""
 
 
 @dataclass(slots=True)
@@ -47,12 +45,32 @@ class _Followed:
     verdict: Verdict | None = None
 
 
-class CulpritTracker:
-    """What has been seen of each node."""
+@dataclass(frozen=True, slots=True)
+class _AtWork:
+    """A rank against which nothing is held.
 
-    def __init__(self) -> None:
+    Attributes:
+        since_ns: Monotonic time since which that is so, and it has been at work without a break.
+        worked_ns: When it was last seen to have worked.
+        n_ops: Its operations by then.
+    """
+
+    since_ns: int
+    worked_ns: int
+    n_ops: int
+
+
+class CulpritTracker:
+    """What has been seen of each node.
+
+    Args:
+        max_age_ns: A rank that has not worked for longer stands still.
+    """
+
+    def __init__(self, max_age_ns: int) -> None:
+        self._max_age_ns = max_age_ns
         self._followed: dict[NodeKey, _Followed] = {}
-        self._retracted: dict[NodeKey, int] = {}
+        self._ordinary: dict[tuple[str, Worker], _AtWork] = {}
 
     def restore(self, records: Iterable[FindingRecord], now: Moment) -> None:
         """Take up the episodes that were open: their ids go on, their persistence starts over."""
@@ -64,7 +82,7 @@ class CulpritTracker:
 
     def break_off(self) -> None:
         """Fleet did not answer: nothing has lasted without a break."""
-        self._retracted.clear()
+        self._ordinary.clear()
         for followed in self._followed.values():
             followed.seen_ns = followed.progressed_ns = None
             followed.n_ops = -1
@@ -82,7 +100,7 @@ class CulpritTracker:
                 followed.seen_ns = followed.progressed_ns = None
                 if now.mono_ns - followed.missed_ns > BREAK_NS:
                     del self._followed[key]
-        self._follow_retractions(clusters, now)
+        self._follow_ordinary(clusters, now.mono_ns)
         return [self._follow(key, verdict, now) for key, verdict in culprits.items()]
 
     def _follow(self, key: NodeKey, verdict: Verdict, now: Moment) -> CulpritFinding:
@@ -106,19 +124,35 @@ class CulpritTracker:
             followed.episode, cluster_id, node_id, verdict, followed.seen_ns, followed.progressed_ns
         )
 
-    def _follow_retractions(self, clusters: Mapping[str, ClusterReading], now: Moment) -> None:
-        retracted = {
-            (cluster_id, node_id)
+    def _follow_ordinary(self, clusters: Mapping[str, ClusterReading], now_ns: int) -> None:
+        self._ordinary = {
+            key: self._go_on(self._ordinary.get(key), verdict.n_ops, now_ns)
             for cluster_id, reading in clusters.items()
-            for node_id, verdicts in group_by_node(reading.judgement).items()
-            if is_retracted(verdicts) and not reading.in_panic
+            if not reading.in_panic
+            for verdict in reading.judgement.verdicts
+            if verdict.kind in _ORDINARY
+            for key in [(cluster_id, verdict.rank.worker)]
         }
-        self._retracted = {key: self._retracted.get(key, now.mono_ns) for key in retracted}
 
-    def retracted_for(self, key: NodeKey, now: Moment) -> int | None:
-        """How long nothing was held against a node without a break; None when Fleet does not say so."""
-        since = self._retracted.get(key)
-        return None if since is None else now.mono_ns - since
+    def _go_on(self, before: _AtWork | None, n_ops: int, now_ns: int) -> _AtWork:
+        """What Fleet says of a rank that stands still is what it found earlier, however long it says so."""
+        if before is None or n_ops < before.n_ops:
+            return _AtWork(now_ns, now_ns, n_ops)
+        if n_ops == before.n_ops:
+            return before
+        stood_still = now_ns - before.worked_ns > self._max_age_ns
+        return _AtWork(now_ns if stood_still else before.since_ns, now_ns, n_ops)
+
+    def retracted_for(self, cluster_id: str, workers: Collection[Worker]) -> int | None:
+        """How long these ranks were seen at work without a break, with nothing held against one of them.
+
+        None when there is none, or when Fleet does not say so of each.
+        """
+        found = [self._ordinary.get((cluster_id, worker)) for worker in workers]
+        known = [one for one in found if one is not None]
+        if not known or len(known) < len(found):
+            return None
+        return min(one.worked_ns for one in known) - max(one.since_ns for one in known)
 
     @property
     def open_episodes(self) -> Mapping[str, int]:

@@ -10,8 +10,6 @@ from ingero.model.collectives import Worker
 from ingero.model.verdicts import Judgement, Verdict, VerdictKind, describe_rank
 from ingero.units import NS_PER_S
 
-_RETRACTED = frozenset({VerdictKind.ORDINARY, VerdictKind.VICTIM})
-
 
 @dataclass(frozen=True, slots=True)
 class ClusterReading:
@@ -121,11 +119,6 @@ def group_by_node(judgement: Judgement) -> Mapping[str, tuple[Verdict, ...]]:
         )
         for node, of in nodes.items()
     }
-
-
-def is_retracted(verdicts: tuple[Verdict, ...]) -> bool:
-    """Whether Fleet has judged every rank of a node and holds nothing against one."""
-    return bool(verdicts) and all(verdict.kind in _RETRACTED for verdict in verdicts)
 
 
 @dataclass(frozen=True, slots=True)

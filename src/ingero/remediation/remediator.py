@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Protocol
 
 from ingero.errors import PermanentError, RetryableError, UnsupportedError
+from ingero.model.collectives import Worker
 from ingero.remediation.actuators.actuator import Actuator
 from ingero.remediation.carrying_out import ActionRunner
 from ingero.remediation.config import RemediatorConfig
@@ -156,7 +157,7 @@ class Remediator:
         self._is_single_poll = is_single_poll
         self._tester = PairTester(config, actuator, journal.pair_tests, read_now)
         self._steadiness = _Steadiness(config.brakes.clock_tolerance)
-        self._tracker = CulpritTracker()
+        self._tracker = CulpritTracker(config.findings.max_age)
         self._tracker.restore(journal.findings(), read_now())
         self._written: dict[str, FindingRecord] = {
             one.episode: one for one in journal.findings() if one.is_open
@@ -277,10 +278,11 @@ class Remediator:
         if not undo.when_retracted or situation.is_stopped:
             return
         for record in situation.records:
-            key = (record.cluster_id, record.node_id)
-            retracted_ns = self._tracker.retracted_for(key, situation.now)
-            is_over = retracted_ns is not None and retracted_ns >= undo.retracted_for
-            if record.state is ActionState.DONE and is_over:
+            if record.state is not ActionState.DONE:
+                continue
+            workers = _find_workers(record, situation)
+            retracted_ns = self._tracker.retracted_for(record.cluster_id, workers)
+            if retracted_ns is not None and retracted_ns >= undo.retracted_for:
                 runner.undo(record, situation.nodes, "Fleet finds its ranks ordinary again")
 
     def _answer(
@@ -330,6 +332,13 @@ class Remediator:
             evidence=finding.as_json(),
             clauses=tuple(clause.as_json() for clause in ruling.clauses),
         )
+
+
+def _find_workers(record: ActionRecord, situation: Situation) -> list[Worker]:
+    """Ranks on an action's node, as far as Fleet has judged them."""
+    reading = (situation.clusters or {}).get(record.cluster_id)
+    ranks = [one.rank for one in reading.judgement.verdicts] if reading else []
+    return [rank.worker for rank in ranks if rank.node_id == record.node_id]
 
 
 def _with_ruling(record: ActionRecord, ruling: Ruling) -> ActionRecord:
