@@ -280,10 +280,21 @@ class Remediator:
         for record in situation.records:
             if record.state is not ActionState.DONE:
                 continue
-            workers = _find_workers(record, situation)
+            workers = self._find_workers(record, situation)
             retracted_ns = self._tracker.retracted_for(record.cluster_id, workers)
             if retracted_ns is not None and retracted_ns >= undo.retracted_for:
                 runner.undo(record, situation.nodes, "Fleet finds its ranks ordinary again")
+
+    def _find_workers(self, record: ActionRecord, situation: Situation) -> list[Worker]:
+        """Ranks that Fleet has judged on what an action took out: a node, or one of its devices."""
+        reading = (situation.clusters or {}).get(record.cluster_id)
+        ranks = [one.rank for one in reading.judgement.verdicts] if reading else []
+        return [
+            rank.worker
+            for rank in ranks
+            if rank.node_id == record.node_id
+            and self._actuator.find_target(rank, situation.nodes or {}) == record.target
+        ]
 
     def _answer(
         self, runner: ActionRunner, rulings: tuple[Ruling, ...], situation: Situation
@@ -332,13 +343,6 @@ class Remediator:
             evidence=finding.as_json(),
             clauses=tuple(clause.as_json() for clause in ruling.clauses),
         )
-
-
-def _find_workers(record: ActionRecord, situation: Situation) -> list[Worker]:
-    """Ranks on an action's node, as far as Fleet has judged them."""
-    reading = (situation.clusters or {}).get(record.cluster_id)
-    ranks = [one.rank for one in reading.judgement.verdicts] if reading else []
-    return [rank.worker for rank in ranks if rank.node_id == record.node_id]
 
 
 def _with_ruling(record: ActionRecord, ruling: Ruling) -> ActionRecord:

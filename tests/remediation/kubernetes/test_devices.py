@@ -19,6 +19,7 @@ from tests.remediation.test_slurm import RECORD as SLURM_RECORD
 from ingero.config.document import parse_document
 from ingero.errors import PermanentError, RetryableError
 from ingero.model.collectives import Rank
+from ingero.model.verdicts import VerdictKind
 from ingero.remediation.actuators import kubernetes_device
 from ingero.remediation.actuators.kubernetes_api import REASON
 from ingero.remediation.actuators.kubernetes_device import KubernetesDeviceActuator
@@ -320,11 +321,11 @@ class TestRemediator:
         site.start()
         return site
 
-    def poll(self, site, *devices, times=6):
+    def poll(self, site, *devices, times=6, kind=VerdictKind.CULPRIT):
         result = None
         for number in range(times):
             site.clock.advance(2 * NS_PER_S)
-            verdict = build_verdict("n1", n_ops=site.n_ops + number + 1)
+            verdict = build_verdict("n1", kind, n_ops=site.n_ops + number + 1)
             rank = replace(build_rank(*devices), cluster_id=verdict.rank.cluster_id)
             site.fleet.say(replace(verdict, rank=rank))
             result = site.remediator.poll()
@@ -369,6 +370,20 @@ class TestRemediator:
         api.server.devices.change_rule(next(iter(rules(api))), "NoExecute")
         self.poll(site, "gpu.nvidia.com=n1/gpu-3")
         assert site.states() == ["left"]
+
+    def test_what_the_other_devices_of_the_node_do_gives_none_back(self, api, tmp_path):
+        site = self.build_site(api, tmp_path)
+        undo = site.config.undo.model_copy(
+            update={"when_retracted": True, "retracted_for": 6 * NS_PER_S}
+        )
+        site.config = site.config.model_copy(update={"undo": undo})
+        site.start()
+        self.poll(site, "gpu.nvidia.com=n1/gpu-3")
+        self.poll(site, "gpu.nvidia.com=n1/gpu-4", kind=VerdictKind.ORDINARY)
+        self.poll(site, kind=VerdictKind.ORDINARY)
+        assert site.states() == ["done"]
+        self.poll(site, "gpu.nvidia.com=n1/gpu-3", kind=VerdictKind.ORDINARY)
+        assert (site.states(), rules(api)) == (["undone"], {})
 
     def test_what_was_approved_of_one_device_is_not_done_to_another(self, api, tmp_path):
         site = self.build_site(api, tmp_path)
