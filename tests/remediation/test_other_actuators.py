@@ -8,7 +8,7 @@ import sys
 from dataclasses import replace
 
 import pytest
-from tests.remediation.site import QUICK, Site
+from tests.remediation.site import QUICK, Site, build_config
 from tests.remediation.test_slurm import RECORD
 
 from ingero.config.document import parse_document
@@ -145,6 +145,22 @@ def test_a_node_that_a_command_refuses_to_give_back_counts_as_out_and_is_asked_f
     commands.end_with(0)
     commanded.poll(3, [])
     assert commanded.states() == ["undone"]
+
+
+def test_what_a_command_did_counts_and_is_left_alone_under_a_policy_of_slurm(commanded):
+    commanded.poll(10, ["n2"])
+    site = Site(commanded.path, build_config(), clock=commanded.clock, n_ops=commanded.n_ops)
+    site.poll(10, ["n3"])
+    assert (site.drained, site.states()) == (set(), ["done"])
+
+
+def test_a_drain_of_slurm_is_not_undone_by_a_command(commanded, commands):
+    site = Site(commanded.path, build_config(), clock=commanded.clock)
+    site.poll(10, ["n2"])
+    (action,) = site.journal.actions()
+    site.journal.change(action, replace(action, state=ActionState.UNDOING, is_asked_back=True))
+    commanded.poll(3, [])
+    assert (commands.lines, site.drained, site.states()) == ([], {"n2"}, ["undoing"])
 
 
 def test_a_command_that_refuses_is_given_up_after_three_tries(commanded, commands):

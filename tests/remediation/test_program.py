@@ -3,6 +3,7 @@
 import json
 import signal
 import sqlite3
+from dataclasses import replace
 from threading import Event
 
 import httpx
@@ -31,6 +32,7 @@ def run(*arguments):
 def asked(tmp_path):
     """A journal with a proposal, and the policy that names it."""
     site = Site(tmp_path / "journal.db", build_config(mode="ask"))
+    site.slurm.kind = "command"
     site.poll(6, ["n2"])
     site.file = tmp_path / "policy.yaml"
     commands = "{drain: ['true'], undo: ['true']}"
@@ -120,8 +122,6 @@ def test_a_person_approves_rejects_explains_and_reads_the_journal(asked, capsys)
 
 
 def test_undo_is_done_here_when_no_remediator_runs_and_left_to_it_when_one_does(asked, capsys):
-    from dataclasses import replace
-
     done = replace(asked.action, state=ActionState.DONE, took_effect=True)
     asked.journal.change(asked.action, done)
     assert run("exclude", "--config", asked.file) == 0
@@ -135,6 +135,15 @@ def test_undo_is_done_here_when_no_remediator_runs_and_left_to_it_when_one_does(
     assert asked.states() == ["undone"]
     assert run("undo", done.action_id, "--config", asked.file) == 1
     assert "nothing to reverse" in capsys.readouterr().err
+
+
+def test_what_another_way_of_acting_did_is_not_undone_by_this_one(asked, capsys):
+    done = replace(asked.action, state=ActionState.DONE, kind="slurm", took_effect=True)
+    asked.journal.change(asked.action, done)
+    assert run("undo", done.action_id, "--config", asked.file) == 1
+    said = capsys.readouterr().err
+    assert f"{done.action_id} was done by slurm, and this policy acts through command" in said
+    assert asked.states() == ["done"]
 
 
 def test_what_is_not_in_the_journal_is_said_and_no_journal_is_made(asked, tmp_path, capsys):

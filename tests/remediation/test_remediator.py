@@ -270,6 +270,16 @@ def answer(site, action, state):
     site.journal.change(action, replace(action, state=state))
 
 
+def test_what_was_approved_of_one_way_of_acting_is_not_done_in_another(tmp_path):
+    site = Site(tmp_path / "j.db", build_config(mode="ask"))
+    site.poll(6, ["n2"])
+    answer(site, site.journal.actions()[0], ActionState.APPROVED)
+    site.slurm.kind = "kubernetes"
+    site.start()
+    site.poll(6, ["n2"])
+    assert (site.drained, site.states()) == (set(), ["approved"])
+
+
 def test_what_a_person_refused_is_not_proposed_again(tmp_path):
     site = Site(tmp_path / "j.db", build_config(mode="ask"))
     site.poll(6, ["n2"])

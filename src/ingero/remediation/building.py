@@ -38,7 +38,7 @@ def build_actuator(config: RemediatorConfig, clock: Clock) -> Actuator:
 
 
 def _build_of_an_extra(action: ActuatorConfig, clock: Clock) -> Actuator:
-    (kind,) = action.model_fields_set
+    kind = action.kind
     try:
         if action.kubernetes is not None:
             from ingero.remediation.actuators.kubernetes import KubernetesActuator  # noqa: PLC0415

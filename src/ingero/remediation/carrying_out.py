@@ -115,7 +115,7 @@ class ActionRunner:
             nodes: What it shows.
             only_asked: Do no more than reverse what a person asked to have reversed.
         """
-        for record in self._journal.actions():
+        for record in _list_own(self._journal, self._actuator):
             view = nodes.get(record.target)
             if only_asked and not record.is_asked_back:
                 continue
@@ -149,7 +149,7 @@ class ActionRunner:
         """
         if self._actuator.can_read_nodes:
             return
-        for record in self._journal.actions():
+        for record in _list_own(self._journal, self._actuator):
             if record.state is not ActionState.BEGUN or not self._is_old(record):
                 continue
             if still_lets(record):
@@ -294,3 +294,8 @@ class ActionRunner:
         self._journal.change(record, changed)
         self.changed.append(changed)
         return changed
+
+
+def _list_own(journal: Journal, actuator: Actuator) -> list[ActionRecord]:
+    """Actions that were asked of this actuator: of others it can neither see nor reverse anything."""
+    return [one for one in journal.actions() if one.kind == actuator.kind]

@@ -258,6 +258,11 @@ class ActuatorConfig(StrictModel):
         None, description="Requests whose body is signed, as Standard Webhooks has it."
     )
 
+    @property
+    def kind(self) -> str:
+        """The name of that section, which the journal has of each action."""
+        return next(name for name in type(self).model_fields if getattr(self, name) is not None)
+
     @model_validator(mode="after")
     def _check_one(self) -> Self:
         if len(self.model_fields_set) != 1:

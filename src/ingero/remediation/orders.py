@@ -90,7 +90,7 @@ def _iter_orders(
         view: The node, as the scheduler shows it.
         only_asked: Nothing is to be done but what a person asked back.
     """
-    if view is None:
+    if view is None or record.kind != config.action.kind:
         return
     slurm = config.action.slurm
     drains_itself = slurm is not None and slurm.drained_by == "health-check"

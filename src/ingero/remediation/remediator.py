@@ -278,7 +278,7 @@ class Remediator:
         if not undo.when_retracted or situation.is_stopped:
             return
         for record in situation.records:
-            if record.state is not ActionState.DONE:
+            if record.state is not ActionState.DONE or record.kind != self._actuator.kind:
                 continue
             workers = self._find_workers(record, situation)
             retracted_ns = self._tracker.retracted_for(record.cluster_id, workers)
@@ -305,8 +305,9 @@ class Remediator:
             proposed = waiting.pop(ruling.finding.episode, None)
             if proposed is not None and self._expire(runner, proposed, situation.now):
                 continue
-            is_other = proposed is not None and proposed.target != ruling.target
-            if not ruling.is_allowed or is_other:  # what a person agreed to is done to that alone
+            asked_of = (self._actuator.kind, ruling.target)
+            is_other = proposed is not None and (proposed.kind, proposed.target) != asked_of
+            if not ruling.is_allowed or is_other:  # only what a person agreed to is done
                 continue
             record = proposed or self._plan(ruling, situation)
             is_approved = record.state is ActionState.APPROVED

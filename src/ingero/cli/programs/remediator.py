@@ -119,8 +119,7 @@ def validate(file: str) -> None:
     signer = build_signer(config.approval)
     if signer is not None:
         ProposalSender(config, signer, SystemClock())
-    (kind,) = config.action.model_fields_set
-    click.echo(f"{file}: valid, mode {config.mode}, acts through {kind}")
+    click.echo(f"{file}: valid, mode {config.mode}, acts through {config.action.kind}")
 
 
 @cli.command("config")

@@ -174,13 +174,18 @@ def undo(config: RemediatorConfig, action_id: str) -> ActionRecord:
     """Ask for an action to be reversed, and reverse it if no remediator runs.
 
     Raises:
-        IngeroError: There is no such action, or there is nothing to reverse.
+        IngeroError: There is no such action, there is nothing to reverse, or this policy acts in another way.
     """
     path = Path(config.journal.file)
     with _open(config, read_only=False) as journal, JournalLock(path) as lock:
         record = journal.get_action(action_id)
         if record.state not in HOLDING:
             raise IngeroError(f"there is nothing to reverse: {action_id} is {record.state}")
+        if record.kind != config.action.kind:
+            raise IngeroError(
+                f"{action_id} was done by {record.kind}, and this policy acts through {config.action.kind}",
+                hint=f"stop the remediator and undo it with a policy that has action.{record.kind}",
+            )
         asked = replace(record, is_asked_back=True)
         _write(journal, asked, ActionState.UNDOING, ASKED_BACK)
         if lock.take():

@@ -33,6 +33,7 @@ from ingero.remediation.messages import MessageCounts, ProposalSender
 from ingero.remediation.orders import find_order
 from ingero.remediation.page import RemediatorPage
 from ingero.remediation.policy import Ruling
+from ingero.remediation.records import HOLDING
 from ingero.remediation.remediator import PollResult, Remediator, describe_ruling
 from ingero.serving.ready import report_ready
 from ingero.serving.threaded import serve_threaded
@@ -166,9 +167,23 @@ def watch(config: RemediatorConfig) -> int:
                     _serve_answers(config, signer) as more_addresses,
                 ):
                     _LOG.info("mode %s, journal %s", config.mode, path)
+                    _log_actions_of_others(config, journal)
                     report_ready("ingero-remediator", addresses | more_addresses)
                     _poll_until(stop.event, config, remediator, signer)
     return stop.exit_status
+
+
+def _log_actions_of_others(config: RemediatorConfig, journal: Journal) -> None:
+    """Name what an earlier policy has done in another way, and this one will not give back."""
+    for record in journal.actions():
+        if record.state in HOLDING and record.kind != config.action.kind:
+            _LOG.warning(
+                "%s on %s was done by %s: it counts, and this policy, which acts through %s, leaves it as it is",
+                record.action_id,
+                record.target,
+                record.kind,
+                config.action.kind,
+            )
 
 
 def _find_order(config: RemediatorConfig, remediator: Remediator, node: str) -> str:
