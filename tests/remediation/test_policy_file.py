@@ -38,6 +38,8 @@ def test_an_unknown_key_is_refused_with_its_line_and_the_nearest_name():
         ("action: {slurm: {}}\nfleet: {admin_url: '127.0.0.1:8081'}", "http://HOST:PORT"),
         ("action: {slurm: {}}\nbrakes: {hours: [{begin: '25:00'}]}", "not a time of day"),
         ("action: {slurm: {}}\nbrakes: {maintenance: [{days: [sonntag]}]}", "'mon', 'tue'"),
+        ("action: {slurm: {}}\nbrakes: {protected_nodes: ['gpu[01-16]']}", "only * and ? match"),
+        ("action: {slurm: {}}\nbrakes: {protected_nodes: ['login1,login2']}", "only * and ? match"),
         ("action: {slurm: {}}\nfindings: {max_age: 3s}", "at least twice fleet.poll_interval"),
         ("action: {slurm: {}}\nfindings: {min_evidence: -1}", "greater than or equal to 0"),
     ],

@@ -49,6 +49,17 @@ def _check_time(text: str) -> str:
 TimeOfDay = Annotated[str, AfterValidator(_check_time)]
 
 
+def _check_pattern(text: str) -> str:
+    if not {"[", "]", ","}.isdisjoint(text):
+        raise ValueError(
+            f"{text!r}: only * and ? match; write the nodes of a range or a list one by one"
+        )
+    return text
+
+
+NodePattern = Annotated[str, AfterValidator(_check_pattern)]
+
+
 class FindingSourceConfig(StrictModel):
     """Where findings come from."""
 
@@ -151,8 +162,9 @@ class BrakesConfig(StrictModel):
     after_clock_jump: Duration = Field(
         parse_duration("10m"), description="No action for this long after a jump."
     )
-    protected_nodes: tuple[str, ...] = Field(
-        default=(), description="Nodes that are never acted on; * and ? match."
+    protected_nodes: tuple[NodePattern, ...] = Field(
+        default=(),
+        description="Nodes that are never acted on; * and ? match, and a range such as [01-16] is refused.",
     )
     maintenance: tuple[WindowConfig, ...] = Field(
         default=(), description="When nothing is acted on, because people work on the cluster."
