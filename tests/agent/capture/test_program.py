@@ -123,3 +123,11 @@ def test_a_stopped_program_ends_by_sigterm():
     held.end()
     assert (held.was_killed, held.exit_code) == (False, 143)
     assert time.monotonic() - began < 9  # it was not waited for in vain
+
+
+@pytest.mark.parametrize("name", ["PIPE", "XFSZ"])
+def test_a_signal_that_python_ignores_ends_a_program_as_it_does_without_a_trace(name):
+    held = hold("sh", "-c", f"ulimit -c 0; kill -{name} $$; exit 3")
+    wait_until(lambda: held.poll() is not None)
+    assert held.exit_code == 128 + signal.Signals[f"SIG{name}"]
+    held.end()

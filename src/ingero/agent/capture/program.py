@@ -21,6 +21,8 @@ from ingero.errors import IngeroError
 _PATIENCE_MS: Final = 10_000
 """How long a program may take to end after SIGTERM."""
 _NOT_STARTED: Final = 127
+_DEFAULT_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGPIPE, signal.SIGXFSZ)
+"""With their default actions in the program. CPython ignores the last two, and exec keeps that."""
 _MAX_WORDS: Final = 256
 _MAX_PROGRAMS: Final = 8
 """Which are examined before the first runs: the program waits meanwhile."""
@@ -164,7 +166,7 @@ def _split(argument: str) -> list[str]:
 def _become(settings: ProgramSettings, release_fd: int, failure_fd: int, parent: int) -> None:
     """In the child: wait, take the user's identity, and exec. Never returns."""
     try:
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in _DEFAULT_SIGNALS:
             signal.signal(number, signal.SIG_DFL)
         if os.read(release_fd, 1) != b"x":  # the parent gave up
             os._exit(0)
