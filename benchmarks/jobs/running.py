@@ -27,7 +27,7 @@ def run_one(run, folder, settings, python):
     limit_s = START_LIMIT_S + run.watch_s
     command = [sys.executable, "-m", "ingero", "up", "--json", "--ranks", str(settings["ranks"])]
     command += ["--job", str(run.script), "--fault", run.fault, "--seconds", str(run.watch_s)]
-    command += ["--record", str(folder / f"{run.name}.parquet")]
+    command += ["--record", str(folder / f"{run.name}.parquet"), "--force"]
     command += ["--python", python] if python else []
     command += ["--", *run.arguments] if run.arguments else []
     load, began = os.getloadavg()[0], time.monotonic()

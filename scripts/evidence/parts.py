@@ -117,7 +117,7 @@ def run_job(fault: str, setting: Setting) -> tuple[str, dict[str, Any]]:
         command += ["--seconds", "3", "--", "--device", setting.device]
     else:
         _RECORDED.mkdir(parents=True, exist_ok=True)
-        command += ["--seconds", "40" if wanted else "20", "--record", str(record)]
+        command += ["--seconds", "40" if wanted else "20", "--record", str(record), "--force"]
         command += ["--", "--device", setting.device, *_JOB_SIZE]
     ended = setting.call(command)
     result = json.loads(ended.stdout)

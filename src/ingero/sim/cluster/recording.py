@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -27,6 +28,8 @@ def open_recording(
 ) -> Iterator[tuple[str, ...]]:
     """Settings with which a Fleet keeps what it receives; that becomes a recording when the context ends.
 
+    It is there whole or not at all.
+
     Enter it before the Fleet starts: a Fleet that has ended has written everything.
 
     Args:
@@ -40,12 +43,22 @@ def open_recording(
     if settings.record is None:
         yield ()
         return
-    if not settings.record.absolute().parent.is_dir():
-        raise ConfigError(f"--record {settings.record}: there is no such folder")
+    part = settings.record.with_name(f"{settings.record.name}.{os.getpid()}.part")
+    try:
+        part.touch(exist_ok=False)  # what takes no file is known now, not when the run is over
+    except OSError as error:
+        reason = error.strerror or error
+        raise ConfigError(
+            f"--record {settings.record}: {reason}", hint="name a file in a folder that takes one"
+        ) from error
     pushes = folder / _PUSHES
-    yield (f"exporters.file.path={pushes}", "service.pipelines.logs.exporters=[debug, file]")
-    labels = describe_run(settings)
-    write_operations(settings.record, iter_pushed(pushes), labels, progress.injected_wall_ns)
+    try:
+        yield (f"exporters.file.path={pushes}", "service.pipelines.logs.exporters=[debug, file]")
+        labels = describe_run(settings)
+        write_operations(part, iter_pushed(pushes), labels, progress.injected_wall_ns)
+        part.replace(settings.record)
+    finally:
+        part.unlink(missing_ok=True)
 
 
 def describe_run(settings: UpSettings) -> dict[str, Any]:

@@ -15,7 +15,9 @@ import click
 from ingero.cli.commands.up.act import SlurmUpConfig, check_asked, run_in_slurm
 from ingero.cli.options import (
     PROBE_MODE_OPTION,
+    check_output,
     duration,
+    force_switch,
     group,
     json_switch,
     option,
@@ -89,6 +91,7 @@ class UpConfig:
         default=None,
         metavar="FILE",
     )
+    force: bool = force_switch()
     as_json: bool = json_switch("Print one JSON object at the end.")
 
 
@@ -164,10 +167,7 @@ def command(config: UpConfig, arguments: tuple[str, ...]) -> int:
     parsed: tuple[Fault, ...] = parse_faults(
         config.faults, config.ranks, is_job=config.job_file is not None
     )
-    if config.kill_fleet and config.fleets == 1:
-        raise ConfigError("--kill-fleet leaves none of one Fleet", hint="add --fleets 3")
-    if config.fleets > 1 and (config.record or config.story.slurm):
-        raise ConfigError("--fleets is not for --record and --slurm, which use one Fleet")
+    _check_together(config)
     has_probes = os.geteuid() == 0 and not config.no_probes
     job = _choose_job(config.job_file, arguments, config.python, has_probes=has_probes)
     from rich.console import Console
@@ -204,6 +204,24 @@ def command(config: UpConfig, arguments: tuple[str, ...]) -> int:
     else:
         render(result, Console())
     return 0
+
+
+def _check_together(config: UpConfig) -> None:
+    """Refuse options that do not go together, and a recording that would go nowhere or over another file.
+
+    Raises:
+        ConfigError: They do not.
+        click.UsageError: The file of the recording exists, or is none.
+    """
+    if config.kill_fleet and config.fleets == 1:
+        raise ConfigError("--kill-fleet leaves none of one Fleet", hint="add --fleets 3")
+    if config.fleets > 1 and (config.record or config.story.slurm):
+        raise ConfigError("--fleets is not for --record and --slurm, which use one Fleet")
+    if not config.record:
+        return
+    if config.story.slurm:
+        raise ConfigError("--slurm keeps no recording", hint="leave out --record or --slurm")
+    check_output(Path(config.record), is_replaced=config.force)
 
 
 def _choose_job(
