@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import click
 
@@ -25,6 +25,10 @@ if TYPE_CHECKING:
     from ingero.agent.health.service import AgentSettings
 
 
+_MIN_LIMIT: Final = 1 << 20
+"""Of a cap: tables without rows, and the log, take a good part of it."""
+
+
 def _read_size(_context: click.Context, parameter: click.Parameter, value: str) -> int:
     """Option callback: ``8m`` as bytes."""
     from ingero.units import parse_size
@@ -33,6 +37,17 @@ def _read_size(_context: click.Context, parameter: click.Parameter, value: str) 
         return parse_size(value) if value.strip() else 0
     except ValueError as error:
         raise click.BadParameter(str(error), param=parameter) from error
+
+
+def _read_limit(context: click.Context, parameter: click.Parameter, value: str) -> int:
+    """Option callback: ``10g`` as bytes, or 0 for none."""
+    size = _read_size(context, parameter, value)
+    if 0 < size < _MIN_LIMIT:
+        raise click.BadParameter(
+            f"{value!r} would delete what was just recorded; use at least 1m (a number alone is bytes), or 0",
+            param=parameter,
+        )
+    return size
 
 
 def _read_ring(context: click.Context, parameter: click.Parameter, value: str) -> int:
@@ -96,10 +111,10 @@ class TraceConfig:
     )
     record_all: bool = option("Store every record, not only the telling ones.", default=False)
     max_db: int = option(
-        "Size cap of the recording.  [default: 10g]",
+        "Size cap of the recording, 1m or more; 0 is none.  [default: 10g]",
         default="10g",
         type=str,
-        callback=_read_size,
+        callback=_read_limit,
         show_default=False,
         metavar="SIZE",
     )
@@ -108,7 +123,7 @@ class TraceConfig:
         "--db-rollover-size",
         default="0",
         type=str,
-        callback=_read_size,
+        callback=_read_limit,
         show_default=False,
         metavar="SIZE",
     )
