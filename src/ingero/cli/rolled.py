@@ -9,6 +9,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from ingero.cli.options import option
+from ingero.cli.signals import unwind_on_end
 
 
 def with_rolled() -> Any:  # noqa: ANN401 - as option
@@ -38,7 +39,7 @@ def open_with_rolled(path: Path, *, is_wanted: bool) -> Iterator[Path]:
     if not aside:
         yield path
         return
-    with TemporaryDirectory(prefix="ingero-rolled-") as folder:
+    with unwind_on_end(), TemporaryDirectory(prefix="ingero-rolled-") as folder:
         whole = Path(folder) / path.name
         merge_recordings([*aside, path], whole)
         yield whole

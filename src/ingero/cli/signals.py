@@ -1,8 +1,9 @@
-"""SIGINT and SIGTERM as an orderly end of a command that runs until then."""
+"""Signals as an orderly end: of a command that runs until then, and of one that has something to remove."""
 
 from __future__ import annotations
 
 import signal
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -48,6 +49,32 @@ def catch_stop() -> Iterator[StopSignals]:
     before = {number: signal.signal(number, stop.note) for number in numbers}
     try:
         yield stop
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextmanager
+def unwind_on_end() -> Iterator[None]:
+    """Have SIGTERM and SIGHUP unwind what runs, as Ctrl-C does, so that nothing temporary stays.
+
+    The exit status is 128 and the number of the signal. Further ones do not interrupt that. One that is ignored, as
+    SIGHUP behind nohup, stays ignored.
+    """
+    numbers = [
+        number
+        for number in (signal.SIGTERM, signal.SIGHUP)
+        if signal.getsignal(number) is not signal.SIG_IGN
+    ]
+
+    def end(received: int, _frame: FrameType | None) -> None:
+        for number in numbers:
+            signal.signal(number, signal.SIG_IGN)
+        sys.exit(128 + received)
+
+    before = {number: signal.signal(number, end) for number in numbers}
+    try:
+        yield
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

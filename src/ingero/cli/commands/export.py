@@ -19,6 +19,7 @@ from ingero.cli.options import (
 )
 from ingero.cli.render import plural
 from ingero.cli.serving import NodesConfig
+from ingero.cli.signals import unwind_on_end
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +41,7 @@ class ExportConfig:
 
 @click.command("export")
 @with_config(ExportConfig)
+@unwind_on_end()
 def command(config: ExportConfig) -> None:
     r"""Write a recording as a trace for ui.perfetto.dev or chrome://tracing.
 

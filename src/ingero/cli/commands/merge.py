@@ -9,6 +9,7 @@ import click
 
 from ingero.cli.options import check_output, force_switch, option, output_file, with_config
 from ingero.cli.render import plural
+from ingero.cli.signals import unwind_on_end
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,6 +24,7 @@ class MergeConfig:
 @click.command("merge")
 @click.argument("sources", nargs=-1, required=True, type=click.Path(path_type=Path))
 @with_config(MergeConfig)
+@unwind_on_end()
 def command(config: MergeConfig, sources: tuple[Path, ...]) -> None:
     r"""Merge recordings of several nodes, or several of one, into one file.
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ingero.cli.options import duration, header_values, json_switch, option, with_config
+from ingero.cli.signals import unwind_on_end
 from ingero.units import NS_PER_S
 
 PIPE_WIDTH = 120
@@ -78,6 +79,7 @@ class ReplayConfig:
 @click.command("replay")
 @click.argument("trace")
 @with_config(ReplayConfig)
+@unwind_on_end()
 def command(trace: str, config: ReplayConfig) -> int:
     r"""Judge a recorded training job and name its slow workers.
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -24,6 +22,7 @@ from ingero.cli.options import (
     placed,
     with_config,
 )
+from ingero.cli.signals import unwind_on_end
 from ingero.errors import ConfigError, UnsupportedError
 from ingero.units import NS_PER_S
 
@@ -98,6 +97,7 @@ class UpConfig:
 @click.command("up")
 @with_config(UpConfig)
 @click.argument("arguments", nargs=-1, metavar="[-- ARGS]")
+@unwind_on_end()
 def command(config: UpConfig, arguments: tuple[str, ...]) -> int:
     r"""Run a whole cluster on this machine and see whom it names.
 
@@ -177,10 +177,6 @@ def command(config: UpConfig, arguments: tuple[str, ...]) -> int:
     from ingero.cli.progress import show_progress
     from ingero.sim.cluster.run import run_up
 
-    def end(number: int, _frame: object) -> None:
-        sys.exit(128 + number)  # unwinds, so that nothing is left behind
-
-    signal.signal(signal.SIGTERM, end)
     settings = UpSettings(
         config.ranks,
         parsed,
