@@ -141,6 +141,21 @@ def test_values_of_each_kind_are_those_of_the_command_line(tmp_path):
     )  # fmt: skip
 
 
+def test_a_name_of_digits_is_the_one_that_is_written(tmp_path):
+    file = write(
+        tmp_path,
+        """
+        agent: {node: 0042}
+        fleet: {endpoint: "https://f:4318", cluster_id: 2025.10, node_id: '0x1f', world_size: 0x10}
+        trace: {db: 1.50, max_db: 2097152, user: 1e3, duration: 0}
+        """,
+    )
+    traced = take("trace", "--config", file)
+    assert (traced.node, traced.fleet.fleet_cluster_id, traced.user) == ("0042", "2025.10", "1e3")
+    assert (traced.fleet.fleet_node_id, traced.fleet.fleet_world_size) == ("0x1f", 16)
+    assert (str(traced.db), traced.max_db, traced.duration) == ("1.50", 2 << 20, 0)
+
+
 FLEET = {"INGERO_FLEET_ENDPOINT": "https://f:4318", "INGERO_FLEET_CLUSTER_ID": "c"}
 VARIABLES = {"fleet-push": "INGERO_FLEET_HEADER", "trace": "INGERO_TRACE_OTLP_HEADER"}
 

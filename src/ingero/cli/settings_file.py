@@ -236,7 +236,7 @@ class _Reader:
     def _take(self, setting: Setting, path: tuple[str, ...], value: object) -> None:
         for command, option in setting.uses:
             try:
-                given = _read_value(option, value)
+                given = _read_value(option, self._find_written(option, path, value))
                 with click.Context(command, info_name=command.name) as context:
                     typed = option.type_cast_value(context, given)
                     if option.callback is not None and option.expose_value:
@@ -248,6 +248,20 @@ class _Reader:
                 return
             self.found.values[setting.key] = given
         self.found.lines[setting.key] = self._find_line(path)
+
+    def _find_written(
+        self, option: SettingOption, path: tuple[str | int, ...], value: object
+    ) -> object:
+        """A value as it is written where the option takes text: the name ``0042`` is not 42, nor ``1.10`` 1.1."""
+        from ingero.config.scalar import read_scalar
+
+        if isinstance(value, list):
+            return [self._find_written(option, (*path, i), one) for i, one in enumerate(value)]
+        text = self._document.numbers.get(path)
+        is_text = isinstance(option.type, click.types.StringParamType | click.Path)
+        if text is None or not is_text or option.callback is not None or read_scalar(text) != value:
+            return value
+        return text
 
     def _add_problem(self, path: tuple[str, ...], message: str, hint: str = "") -> None:
         problem = ConfigProblem(".".join(path), message, self._find_line(path), hint)

@@ -40,12 +40,14 @@ class Document:
         lines: 1-based line of each key and list item.
         source: The file's name, for messages.
         problems: What is wrong so far. The values concerned are left out or stand in with their text.
+        numbers: Each plain number as it is written, by its path: where a name is meant, `0042` is not 42.
     """
 
     tree: dict[str, object]
     lines: dict[Path, int] = field(default_factory=dict)
     source: str = ""
     problems: list[ConfigProblem] = field(default_factory=list)
+    numbers: dict[Path, str] = field(default_factory=dict)
 
     def section(self, *keys: str) -> object:
         """The value at a path, or None when it or anything above it is absent."""
@@ -115,7 +117,7 @@ def parse_document(
         value = {}
     if not isinstance(value, dict):
         raise ConfigError("the document is not a mapping of sections", source=source)
-    return Document(value, builder.lines, source, builder.problems)
+    return Document(value, builder.lines, source, builder.problems, builder.numbers)
 
 
 def _override(document: Document, override: str, environ: Mapping[str, str] | None) -> None:
@@ -153,6 +155,7 @@ class _Builder:
     def __init__(self, environ: Mapping[str, str]) -> None:
         self.lines: dict[Path, int] = {}
         self.problems: list[ConfigProblem] = []
+        self.numbers: dict[Path, str] = {}
         self._environ = environ
         self._n_values = 0
         self._source = ""
@@ -238,6 +241,8 @@ class _Builder:
             if isinstance(value, float) and not math.isfinite(value):
                 self._add_problem(path, node, f"{text} is not a finite number")
                 return None
+            if isinstance(value, int | float) and not isinstance(value, bool):
+                self.numbers[path] = text
             return value
         is_whole = is_plain and _REFERENCE.fullmatch(text) is not None and text != "$$"
         filled = _REFERENCE.sub(lambda match: self._fill(match, path, node), text)
