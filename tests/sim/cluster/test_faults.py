@@ -1,5 +1,7 @@
 """What users type for a fault, and what a run counts as its detection."""
 
+import os
+
 import pytest
 
 from ingero.errors import ConfigError
@@ -31,7 +33,8 @@ def test_fault_is_read(text, fault):
 @pytest.mark.parametrize(
     "text",
     ["", "slow", "slow-rank", "slow-rank:3", "slow-rank:x:2", "slow-rank:3:1x", "pause:8",
-     "pause:-1", "pause", "kill:1:2", "slow-rank:3:nanx"],
+     "pause:-1", "pause", "kill:1:2", "slow-rank:3:nanx", "imbalance:3:1.6x", "slow-link:1:0ms",
+     "slow-link:1:-5ms", "slow-link:1:5", "slow-link:1:1001ms"],
 )  # fmt: skip
 def test_what_is_no_fault_is_refused(text):
     with pytest.raises(ConfigError, match="--fault"):
@@ -78,6 +81,33 @@ def test_what_cannot_be_done_to_a_real_job_is_refused(text):
     assert "cpu-quota:R:50%" in refused.value.hint
     with pytest.raises(ConfigError, match="--fault"):
         parse_fault("cpu-quota:2:50%", 4)
+
+
+@pytest.mark.parametrize(
+    ("text", "n_ranks", "least"),
+    [
+        ("cpu-quota:2:0.0001%", 4, "0.4%"),
+        ("cpu-quota:2:0.39%", 4, "0.4%"),
+        ("cpu-quota:2:6%", 64, "6.4%"),
+        ("slow-rank:1:20x", 64, "6.4%"),
+    ],
+)
+def test_less_time_than_the_kernel_can_give_is_refused_before_the_run(
+    monkeypatch, text, n_ranks, least
+):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
+    with pytest.raises(ConfigError, match=f"--fault .* a host keeps at least {least} of"):
+        parse_fault(text, n_ranks, is_job=True)
+
+
+def test_the_least_time_that_the_kernel_can_give_is_taken(monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
+    for text, n_ranks in (
+        ("cpu-quota:2:0.4%", 4),
+        ("slow-rank:1:15x", 64),
+        ("slow-python:1:2s", 64),
+    ):
+        assert parse_fault(text, n_ranks, is_job=True).rank in {1, 2}
 
 
 @pytest.mark.parametrize("n_ranks", [4, 7])

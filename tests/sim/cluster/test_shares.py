@@ -1,5 +1,7 @@
 """Where hosts get their processor time, and what is written for it; the kernel's files are a folder here."""
 
+import os
+
 import pytest
 
 from ingero.errors import UnsupportedError
@@ -9,6 +11,8 @@ from ingero.sim.cluster.shares import (
     DISKS,
     PROCESSORS,
     ProcessorShare,
+    count_processors,
+    find_least_part,
     find_own,
     find_parent,
     list_disks,
@@ -71,6 +75,14 @@ def test_a_part_is_a_quota_that_the_kernel_takes(tmp_path, n_processors, part, q
     assert (tmp_path / "True/cpu.max").read_text() == "{} {}".format(*quota)
     files = (tmp_path / "False" / f"cpu.cfs_{name}_us" for name in ("quota", "period"))
     assert tuple(int(file.read_text()) for file in files) == quota
+
+
+@pytest.mark.parametrize("n_hosts", [1, 3, 4, 7, 63, 64])
+def test_the_least_part_is_a_quota_that_the_kernel_takes(tmp_path, monkeypatch, n_hosts):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
+    share = ProcessorShare(tmp_path, True, count_processors(n_hosts))
+    share.limit(find_least_part(n_hosts))
+    assert (tmp_path / "cpu.max").read_text() == "1000 1000000"
 
 
 def test_a_kernel_that_refuses_is_told_with_the_file(tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ from ingero.errors import ConfigError
 from ingero.model.verdicts import VerdictKind
 from ingero.sim.cluster.hosts import Cluster, SimulatedHost
 from ingero.sim.cluster.load import ReservedDisk, ReservedProcessor, ReservedResources
+from ingero.sim.cluster.shares import find_least_part
 from ingero.sim.cluster.torch_job import TorchJob
 from ingero.sim.job import Job
 
@@ -155,17 +157,32 @@ def parse_fault(text: str, n_ranks: int, *, is_job: bool = False) -> Fault:
             f"--fault {text!r}: {n_ranks} ranks do not make links to compare it with",
             hint=f"an even number of ranks, {MIN_LINKED} or more: ranks 2k and 2k + 1 share a link",
         )
+    if is_job:
+        _check_quota(text, fault, n_ranks)
     return fault
+
+
+def _check_quota(text: str, fault: Fault, n_ranks: int) -> None:
+    """Refuse a fault that leaves its host less processor time than the kernel can give."""
+    parts = {"cpu-quota": fault.amount, "slow-rank": 1 / (fault.amount or 1)}
+    percent = math.ceil(round(1000 * find_least_part(n_ranks), 6)) / 10
+    if round(100 * parts.get(fault.kind, 1.0), 6) < percent:
+        raise ConfigError(
+            f"--fault {text!r}: with {n_ranks} ranks on this machine a host keeps at least {percent:g}% of its"
+            " processor time",
+            hint="give the host more, or the job fewer ranks",
+        )
 
 
 def _build(kind: str, rest: list[str], kinds: Container[str]) -> Fault:
     if kind not in kinds:
         raise KeyError(kind)
     if kind == "imbalance":
-        return Fault(kind, None, _parse_factor(rest[0] if rest else "1.6x"))
+        (amount,) = rest or ("1.6x",)
+        return Fault(kind, None, _parse_factor(amount))
     if kind == "slow-link":
         rank, amount = rest if len(rest) > 1 else (rest[0], "20ms")
-        return Fault(kind, int(rank), int(amount.removesuffix("ms")))
+        return Fault(kind, int(rank), _parse_delay(amount))
     if kind == "link":
         rank, amount = rest
         return _build_link(int(rank), amount)
@@ -177,12 +194,17 @@ def _build(kind: str, rest: list[str], kinds: Container[str]) -> Fault:
 
 
 def _build_link(rank: int, amount: str) -> Fault:
-    delay = _DELAY.fullmatch(amount)
-    if delay is None:
+    if _DELAY.fullmatch(amount) is None:
         return Fault("link", rank, _parse_rate(amount, "bit"), "bit/s")
-    if not 0 < int(delay[1]) <= MAX_DELAY_MS:
-        raise ValueError(amount)
-    return Fault("link", rank, int(delay[1]), "ms")
+    return Fault("link", rank, _parse_delay(amount), "ms")
+
+
+def _parse_delay(text: str) -> int:
+    """Milliseconds of ``20ms``."""
+    delay = _DELAY.fullmatch(text)
+    if delay is None or not 0 < int(delay[1]) <= MAX_DELAY_MS:
+        raise ValueError(text)
+    return int(delay[1])
 
 
 def _parse_rate(text: str, of: str = "B") -> int:

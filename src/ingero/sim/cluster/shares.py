@@ -26,6 +26,8 @@ PERIOD_US: Final = 10_000
 """Short, so that a host that has used up its time stands still for less than a step of its job."""
 MIN_QUOTA_US: Final = 1_000
 """The kernel takes no less."""
+MAX_PERIOD_US: Final = 1_000_000
+"""The kernel takes no more: ``max_cfs_quota_period`` of kernel/sched/core.c."""
 RESERVED: Final = 0.5
 """Part of the machine that is left to agents, Fleet and everybody else."""
 WHOLE: Final = 1 / (1 - RESERVED)
@@ -86,7 +88,7 @@ class ProcessorShare:
             UnsupportedError: The kernel refuses.
         """
         share = part * self.n_processors
-        period_us = max(PERIOD_US, math.ceil(MIN_QUOTA_US / share))
+        period_us = min(max(PERIOD_US, math.ceil(MIN_QUOTA_US / share)), MAX_PERIOD_US)
         quota_us = round(share * period_us)
         if self.is_unified:
             _write(self.folder / "cpu.max", f"{quota_us} {period_us}")
@@ -120,6 +122,16 @@ def list_disks(disks: Path = _DISKS) -> list[str]:
     ]
 
 
+def count_processors(n_hosts: int) -> float:
+    """What each of so many hosts has when nothing is wrong, in processors."""
+    return (1 - RESERVED) * len(os.sched_getaffinity(0)) / n_hosts
+
+
+def find_least_part(n_hosts: int) -> float:
+    """The least part of that to which one of so many hosts can be limited."""
+    return MIN_QUOTA_US / MAX_PERIOD_US / count_processors(n_hosts)
+
+
 @contextmanager
 def open_shares(
     n_hosts: int,
@@ -146,7 +158,7 @@ def open_shares(
         )
     controllers = ("cpu", "io") if slow_disks else ("cpu",)
     added = _add_controllers(parent, controllers) if is_unified else []
-    n_processors = (1 - RESERVED) * len(os.sched_getaffinity(0)) / (n_busy or n_hosts)
+    n_processors = count_processors(n_busy or n_hosts)
     shares = []
     try:
         for host in range(n_hosts):
