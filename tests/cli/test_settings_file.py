@@ -250,11 +250,66 @@ def test_validate_finds_what_does_not_fit_together(tmp_path, capsys):
     file = write(tmp_path, text)
     assert run_program(cli, ["config", "validate", file]) == 2
     said = capsys.readouterr().err
-    assert "line 3: fleet.timeout: must not be longer than --fleet-push-interval" in said
+    assert "line 3: fleet.timeout: must not be longer than fleet.push_interval" in said
     assert "line 4: fleet.tls_ca" in said
     file = write(tmp_path, text.replace("30s", "1s"))
     assert run_program(cli, ["config", "validate", "--skip-files", file]) == 0
     assert "valid, 3 settings" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("more", "descriptions"),
+    [
+        (
+            "insecure: true\ntls_ca: /etc/hosts",
+            ["line 3: fleet.insecure: contradicts fleet.tls_ca"],
+        ),
+        ("tls_cert: /etc/hosts", ["fleet.tls_key: is missing: it goes with fleet.tls_cert"]),
+        (
+            "world_size: 2\nnode_rank: 2",
+            ["line 4: fleet.node_rank: must be below fleet.world_size"],
+        ),
+        (
+            "classifier_hysteresis: 0.5\nclassifier_confirm: 0",
+            [
+                "line 3: fleet.classifier_hysteresis: must be at least 0 and below 0.5",
+                "line 4: fleet.classifier_confirm: must be at least 1",
+            ],
+        ),
+        (
+            "threshold_url: ftp://f/t",
+            ["line 3: fleet.threshold_url: 'ftp://f/t': the scheme is 'ftp', not http or https"],
+        ),
+    ],
+)
+def test_validate_speaks_of_keys_and_not_of_options(tmp_path, capsys, more, descriptions):
+    lines = ["fleet:", "endpoint: f:4318", *more.splitlines()]
+    file = write(tmp_path, "\n  ".join(lines))
+    assert run_program(cli, ["config", "validate", file]) == 2
+    said = capsys.readouterr().err.splitlines()
+    assert said == [
+        f"{'error: ' if not at else ''}{file}: {one}" for at, one in enumerate(descriptions)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "description"),
+    [
+        ("fleet: {endpoint: f:4318, node_id: ' '}\n", "line 1: fleet.node_id: must not be blank"),
+        (
+            "fleet: {endpoint: f:4318}\nagent: {node: ' '}\n",
+            "line 2: agent.node: must not be blank",
+        ),
+        (
+            "fleet: {endpoint: f:4318}\notlp: {enabled: true}\n",
+            "otlp.endpoint: is required with otlp.enabled",
+        ),
+    ],
+)
+def test_validate_names_the_key_that_is_given_or_missing(tmp_path, capsys, text, description):
+    file = write(tmp_path, text)
+    assert run_program(cli, ["config", "validate", file]) == 2
+    assert capsys.readouterr().err == f"error: {file}: {description}\n"
 
 
 @pytest.mark.parametrize(

@@ -45,7 +45,8 @@ def check_tls_files(
         missing, other = reversed(options[1:]) if certificate else options[1:]
         problems.append(ConfigProblem(missing, f"is missing: it goes with {other}"))
     if is_insecure and any(files):
-        problems.append(ConfigProblem("--fleet-insecure", "contradicts --fleet-tls-*"))
+        given = " and ".join(option for option, file in zip(options, files, strict=True) if file)
+        problems.append(ConfigProblem("--fleet-insecure", f"contradicts {given}"))
     for option, file in zip(options, files, strict=True):
         if file:
             problem = _check_file(file, is_key=option == options[2] and not allows_loose_key)
@@ -113,14 +114,13 @@ class _Builder:
             self._add_problem("--fleet-endpoint", "is required")
         if self._spans.otlp_enabled and not self._spans.otlp_endpoint:
             self._add_problem("--otlp-endpoint", "is required with --otlp-enabled")
-        loop = self._build_loop()
-        if self._problems or loop is None or not pushes:
+        if self._problems or not pushes:
             raise ConfigError(self._problems)
         return AgentSettings(
             identity=self._build_identity(gpus),
             transport=replace(self._build_transport(pushes[0], headers), others=tuple(pushes[1:])),
             is_grpc=options.fleet_protocol == "grpc",
-            loop=loop,
+            loop=self._build_loop(),
             poll=None if poll is None else self._build_transport(poll, headers),
             poll_interval_ns=options.fleet_poll_interval,
             persist_path=options.fleet_persist_path,
@@ -166,6 +166,10 @@ class _Builder:
              "must be above 0"),
             ("--sample-interval", options.sample_interval >= MIN_SAMPLE_INTERVAL_NS,
              "must be at least 100ms"),
+            ("--fleet-classifier-hysteresis", 0 <= options.fleet_classifier_hysteresis < 0.5,
+             "must be at least 0 and below 0.5"),
+            ("--fleet-classifier-confirm", options.fleet_classifier_confirm >= 1,
+             "must be at least 1"),
             ("--fleet-early-push-delta", 0 < options.fleet_early_push_delta <= 1,
              "must be above 0 and at most 1"),
             ("--fleet-spill-age", options.fleet_spill_age > 0, "must be above 0"),
@@ -238,17 +242,8 @@ class _Builder:
             options.fleet_spill_dir, options.fleet_spill_size, options.fleet_spill_age
         )
 
-    def _build_loop(self) -> LoopSettings | None:
+    def _build_loop(self) -> LoopSettings:
         options = self._options
-        if options.warmup_samples < 0:
-            return None
-        try:
-            classifier = ClassifierSettings(
-                options.fleet_classifier_hysteresis, options.fleet_classifier_confirm
-            )
-        except ConfigError as error:
-            self._add_problem("--fleet-classifier-hysteresis or -confirm", error.message)
-            return None
         return LoopSettings(
             push_interval_ns=options.fleet_push_interval,
             sample_interval_ns=min(options.sample_interval, options.fleet_push_interval),
@@ -256,7 +251,9 @@ class _Builder:
             peers_wait_ns=self._peers_wait_ns,
             machine=MachineSettings(warmup=options.warmup_samples),
             baseline=BaselineSettings(warmup=options.warmup_samples),
-            classifier=classifier,
+            classifier=ClassifierSettings(
+                options.fleet_classifier_hysteresis, options.fleet_classifier_confirm
+            ),
             mode=ModeSettings(fresh_max_age_ns=fresh_max_age(options.fleet_push_interval)),
         )
 

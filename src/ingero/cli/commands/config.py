@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 import textwrap
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Final
 
 import click
 
@@ -17,7 +19,9 @@ from ingero.cli.settings_file import (
     find_settings,
     load_settings,
 )
-from ingero.errors import ConfigError
+from ingero.errors import ConfigError, ConfigProblem
+
+_FLAG: Final = re.compile(r"--[a-z]+(?:-[a-z]+)*")
 
 
 @click.group("config", invoke_without_command=True)
@@ -104,7 +108,6 @@ def _check_push(context: click.Context, found: SettingsFile, *, skip_files: bool
     from ingero.cli.options import take_config
     from ingero.cli.push_settings import build_settings
 
-    program = context.find_root().command
     flags = ["--config", found.file]
     if "fleet.cluster_id" not in found.values:
         flags += ["--fleet-cluster-id", "given-by-a-flag"]
@@ -114,16 +117,27 @@ def _check_push(context: click.Context, found: SettingsFile, *, skip_files: bool
         return
     with fleet_push.make_context("fleet-push", flags, parent=context) as inner:
         push = take_config(FleetPushConfig, dict(inner.params))
-    keys = {flag: key for key, one in find_settings(program).items() for flag in one.flags}
     try:
         build_settings(push.push, push.remediate, GpuFacts(), push.spans)
     except ConfigError as error:
-        problems = [
-            replace(problem, path=key, line=found.lines.get(key))
-            for problem in error.problems
-            for key in [keys.get(problem.path, problem.path)]
-        ]
+        problems = [_say_keys(problem, found) for problem in error.problems]
         raise ConfigError(problems, source=found.file) from error
+
+
+def _say_keys(problem: ConfigProblem, found: SettingsFile) -> ConfigProblem:
+    """A problem with options in the words of the file: the key and its line, and keys in the message."""
+    keys: dict[str, str] = {}
+    for key, setting in found.settings.items():
+        for flag in setting.flags:
+            if flag not in keys or (key in found.values and keys[flag] not in found.values):
+                keys[flag] = key  # of two keys of one option the one that counts
+    path, message = problem.path, problem.message
+    flag, _, rest = message.partition(" ")
+    if not path and flag in keys:
+        path, message = flag, rest
+    key = keys.get(path, path)
+    message = _FLAG.sub(lambda one: keys.get(one[0], one[0]), message)
+    return replace(problem, path=key, message=message, line=found.lines.get(key))
 
 
 def write_template(program: click.Command) -> Iterator[str]:
