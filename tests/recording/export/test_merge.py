@@ -1,6 +1,7 @@
 """Merged recordings keep every row, every count and every node."""
 
 import hashlib
+import shutil
 import sqlite3
 from contextlib import closing
 
@@ -149,6 +150,24 @@ def test_existing_output_is_not_touched(sources, tmp_path):
     with pytest.raises(StoreError, match="exists"):
         merge_recordings(sources, tmp_path / "c.db")
     assert (tmp_path / "c.db").read_text() == "mine"
+
+
+def test_what_a_killed_writer_left_is_not_read_into_the_file_that_takes_its_place(
+    sources, tmp_path
+):
+    """SQLite takes a log beside a database for that database's own."""
+    output, writing = tmp_path / "c.db", tmp_path / "writing.db"
+    shutil.copy(sources[0], writing)
+    with closing(sqlite3.connect(writing)) as connection:
+        connection.execute("PRAGMA journal_mode = WAL")
+        connection.execute("CREATE TABLE more (x)")
+        connection.executemany("INSERT INTO more VALUES (?)", [(n,) for n in range(20_000)])
+        connection.commit()
+        for end in ("", "-wal", "-shm"):
+            shutil.copy(f"{writing}{end}", f"{output}{end}")
+    merge_recordings(sources[1:], output, is_replaced=True)
+    assert [path.name for path in tmp_path.glob("c.db*")] == ["c.db"]
+    assert len(load_recording(output).events) == 400
 
 
 def test_command_says_what_it_added(sources, tmp_path):
