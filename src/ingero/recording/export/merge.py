@@ -89,7 +89,10 @@ def merge_recordings(
             target.execute("PRAGMA wal_checkpoint(TRUNCATE)")
             target.execute("PRAGMA journal_mode = DELETE")
         try:
-            for end in ("-wal", "-shm"):  # of the file that was there: SQLite would take them for this one's
+            for end in (
+                "-wal",
+                "-shm",
+            ):  # of the file that was there: SQLite would take them for this one's
                 output.with_name(output.name + end).unlink(missing_ok=True)
             part.replace(output)
         except OSError as error:

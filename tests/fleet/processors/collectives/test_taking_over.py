@@ -121,3 +121,16 @@ def test_followed_clusters_leave_the_cap_to_those_that_are_judged():
     assert engine.add(others, 0) == (0, "")
     third = [replace(run, rank=replace(run.rank, cluster_id="third")) for run in runs]
     assert engine.add(third, 0) == (len(runs), "cluster_cap")
+
+
+def test_a_cluster_that_was_forgotten_and_comes_back_is_judged_by_another_judge():
+    """Its sums begin anew: what was charged before is not taken back."""
+    config = NcclConfig()
+    engine, runs = DetectionEngine(config, MeterRegistry()), list(job(slow=5))
+    cluster_id, generations = runs[0].rank.cluster_id, []
+    for now_ns in (0, 3 * config.idle_timeout):
+        engine.add(runs, now_ns)
+        generations.append(engine.judge(now_ns + NS_PER_S)[cluster_id].generation)
+        engine.judge(now_ns + 5 * config.idle_timeout // 2)
+        assert engine.conclusions() == {}
+    assert generations[0] != generations[1]

@@ -44,7 +44,7 @@ class Conclusion:
         changes: Against the round before.
         judged_ns: Monotonic time of the round.
         alpha: Budget per operation that the Judge works with.
-        generation: How often this cluster's Judge has begun; its sums are since then.
+        generation: Which Judge this is of; its sums are since that one began.
     """
 
     judgement: Judgement

@@ -13,6 +13,7 @@ when its evidence cannot be judged.
 
 from __future__ import annotations
 
+import itertools
 import logging
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -156,6 +157,9 @@ class DetectionEngine:
         self._cap_changes: list[CapChange] = []
         self._detections: dict[str, _ClusterDetection] = {}
         self._replaying: set[str] = set()
+        self._generations = itertools.count(
+            1
+        )  # of all clusters: one that was forgotten comes back as another
         refused = meter.counter(telemetry.REFUSED)
         self.refuse = {
             reason: refused.bound(reason=reason)
@@ -379,7 +383,7 @@ class DetectionEngine:
             self._evict["workers"](1)
         if judge is None or not judge.n_workers:  # its budget comes from its workers' rates
             detection.lost = {}
-            detection.generation += 1
+            detection.generation = next(self._generations)
             detection.alpha = find_alpha(self.config, [run for run, _ in waiting])
             judge = detection.judge = Judge(build_settings(self.config, detection.alpha))
         for run, arrived_ns in waiting:
