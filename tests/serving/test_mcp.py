@@ -38,8 +38,9 @@ async def miss_a_key(_name, _arguments):
     raise KeyError("of the question's own")
 
 
-def test_a_fault_inside_a_question_is_no_missing_tool():
-    assert "of the question's own" in ask("get_check", miss_a_key)
+def test_a_fault_inside_a_question_is_no_missing_tool_and_shows_only_the_log_its_text(caplog):
+    assert ask("get_check", miss_a_key) == "the answer could not be built; the log has the reason"
+    assert "of the question's own" in caplog.text
 
 
 def test_a_tool_that_does_not_exist_is_named_so():

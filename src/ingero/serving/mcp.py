@@ -8,9 +8,10 @@ Source: Model Context Protocol 2026-07-28 and the initialize-handshake versions 
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import mcp_types as types
 import msgspec
@@ -22,9 +23,14 @@ from ingero.errors import IngeroError
 from ingero.serving.query import Prompt, Query
 
 Call = Callable[[str, Mapping[str, Any]], Awaitable[bytes]]
-"""Answers a question of that name with encoded JSON. Raises an `IngeroError` whose message may be shown."""
+"""Answers a question of that name with encoded JSON. Raises an `IngeroError` whose message may be shown.
+
+What else it raises is a defect: it is logged, and its text is not sent.
+"""
 
 _Context = ServerRequestContext[Any]
+_LOG: Final = logging.getLogger("ingero.serving.mcp")
+_CRASHED: Final = "the answer could not be built; the log has the reason"
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +131,9 @@ async def _answer(call: Call, name: str, arguments: Mapping[str, Any]) -> types.
         return types.CallToolResult(
             content=[types.TextContent(type="text", text=text)], is_error=True
         )
+    except Exception:  # noqa: BLE001 - one question's defect must not show its insides, nor be invisible
+        _LOG.exception("%s: %s", name, _CRASHED)
+        raise MCPError(types.INTERNAL_ERROR, _CRASHED) from None
     return types.CallToolResult(
         content=[types.TextContent(type="text", text=encoded.decode())],
         structured_content=msgspec.json.decode(encoded),

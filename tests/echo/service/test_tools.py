@@ -14,6 +14,7 @@ from mcp.client.streamable_http import streamable_http_client
 from tests.echo.service.conftest import ALL, ONE, TWO, ask, health, push, result, sql
 
 from ingero.echo.queries.catalog import QUERIES
+from ingero.errors import StoreError
 from ingero.fleet.component import Hardware
 from ingero.fleet.processors.collectives.costs import CostDelta, CostParties, build_costs
 from ingero.fleet.processors.collectives.rates import Rates, RatesConfig
@@ -275,6 +276,26 @@ def test_mcp_says_what_is_wrong_with_a_call_inside_the_result(site):
     assert "limit" in bad.content[0].text
     assert foreign.is_error
     assert "may not read" in foreign.content[0].text
+
+
+@pytest.mark.parametrize("mode", ["auto", "legacy"])
+def test_what_the_database_says_reaches_the_log_and_not_a_client_of_mcp(
+    open_echo, monkeypatch, caplog, mode
+):
+    echo = open_echo()
+
+    async def fail(*_):
+        raise StoreError("cannot read: IO Error: /srv/echo.db: bad block", hint="Restore /srv.")
+
+    monkeypatch.setattr(echo.service.executor, "ask", fail)
+
+    async def work(client):
+        return await client.call_tool("fleet.cluster.summary", {})
+
+    answer = asyncio.run(over_mcp(echo, ALL, work, mode))
+    assert answer.is_error
+    assert answer.content[0].text == "the store cannot answer now"
+    assert "bad block" in caplog.text
 
 
 def test_the_root_path_is_mcp_too(site):

@@ -32,6 +32,7 @@ from ingero.echo.service.executor import ClientGoneError, QueryExecutor
 from ingero.echo.service.health import HealthApp
 from ingero.echo.service.listeners import Addresses, Listeners
 from ingero.echo.service.middleware import GONE, PRINCIPAL, RequestMiddleware
+from ingero.echo.service.replies import build_error_reply
 from ingero.echo.service.settings import build_backups, build_compactor, build_ingest, build_store
 from ingero.echo.service.streaming import RowStreams
 from ingero.echo.service.telemetry import (
@@ -229,3 +230,9 @@ class EchoService:
             return await self.executor.ask(PRINCIPAL.get(), name, arguments, GONE.get())
         except ClientGoneError:
             raise RetryableError("the client went away") from None  # the SDK wants an answer
+        except IngeroError as error:
+            shown = build_error_reply(error).message  # as the API shows it
+            if shown == error.message:
+                raise
+            _LOG.warning("%s: %s", name, error.message)
+            raise IngeroError(shown) from None
