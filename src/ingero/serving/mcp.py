@@ -8,16 +8,22 @@ Source: Model Context Protocol 2026-07-28 and the initialize-handshake versions 
 
 from __future__ import annotations
 
+import json
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterable, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+import anyio
 import mcp_types as types
 import msgspec
+from anyio.streams.memory import MemoryObjectSendStream
 from mcp.server.context import ServerRequestContext
 from mcp.server.lowlevel.server import Server
+from mcp.server.stdio import stdio_server
 from mcp.shared.exceptions import MCPError
+from mcp.shared.message import SessionMessage
+from pydantic import ValidationError
 
 from ingero.errors import IngeroError
 from ingero.serving.query import Prompt, Query
@@ -94,6 +100,62 @@ def build_mcp_server(
         on_list_prompts=list_prompts,
         on_get_prompt=get_prompt,
     )
+
+
+async def serve_stdio(server: Server[Any]) -> None:
+    """Serve on standard input and output until the input ends.
+
+    A line that is no message is answered, too: the SDK drops it, and its sender would wait for ever.
+    """
+    async with stdio_server() as (lines, answers), anyio.create_task_group() as tasks:
+        into, messages = anyio.create_memory_object_stream[SessionMessage | Exception]()
+        tasks.start_soon(_pass_on, lines, into, answers.send)
+        await server.run(messages, answers, server.create_initialization_options())
+
+
+async def _pass_on(
+    lines: AsyncIterable[SessionMessage | Exception],
+    into: MemoryObjectSendStream[SessionMessage | Exception],
+    answer: Callable[[SessionMessage], Awaitable[None]],
+) -> None:
+    async with into:
+        async for line in lines:
+            if not isinstance(line, Exception):
+                await into.send(line)
+            elif (refused := _refuse(line)) is not None:
+                await answer(SessionMessage(refused))
+
+
+def _refuse(error: Exception) -> types.JSONRPCError | None:
+    """The answer to a line that is no message, under its id where that can be read; none to an empty line."""
+    found = error.errors(include_url=False) if isinstance(error, ValidationError) else []
+    refused = types.ErrorData(code=types.INVALID_REQUEST, message="this is no JSON-RPC message")
+    messages: list[object] = [one["input"] for one in found if one["type"] == "missing"]
+    if found and found[0]["type"] == "json_invalid":
+        line = str(found[0]["input"])
+        if not line.strip():
+            return None
+        refused = types.ErrorData(code=types.PARSE_ERROR, message=found[0]["msg"])
+        messages = [_read_loosely(line)]
+    ids = (_find_id(message) for message in messages)
+    request_id = next((one for one in ids if one is not None), None)
+    return types.JSONRPCError(jsonrpc="2.0", id=request_id, error=refused)
+
+
+def _read_loosely(line: str) -> object:
+    """What a line says for a reader that takes text with half of a surrogate pair, which the SDK's does not."""
+    try:
+        return json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+
+
+def _find_id(message: object) -> int | str | None:
+    """The id of a request that is no valid one; None where it has none that can be sent back."""
+    found = message.get("id") if isinstance(message, dict) else None
+    if isinstance(found, str):
+        return found if found.encode(errors="replace").decode() == found else None
+    return found if isinstance(found, int) and not isinstance(found, bool) else None
 
 
 def _build_tool(query: Query[Any, Any, Any]) -> types.Tool:

@@ -3,10 +3,12 @@
 import http.server
 import json
 import os
+import subprocess
 import sys
 import threading
 
 import anyio
+import mcp_types as types
 import pytest
 from mcp import ClientSession
 from mcp.client.stdio import StdioServerParameters, stdio_client
@@ -168,6 +170,35 @@ def test_wrong_calls_are_told_and_the_server_goes_on(graphs_db):
     assert typo.is_error
     assert "sinze" in typo.content[0].text
     assert not fine.is_error
+
+
+def test_a_line_that_is_no_message_is_answered_under_its_id(graphs_db):
+    half = {"name": "run_sql", "arguments": {"query": "SELECT '\ud83d'"}}
+    lines = [
+        json.dumps({"jsonrpc": "2.0", "id": 7, "method": "tools/call", "params": half}),
+        '{"jsonrpc": "2.0", "id": "\\ud83d", "method": "ping"}',
+        '{"jsonrpc": "2.0", "id": 8, "method": 3}',
+        '[{"jsonrpc": "2.0", "id": 9, "method": "ping"}]',
+        "",
+        "hello",
+    ]
+    served = subprocess.run(
+        [sys.executable, "-m", "ingero", "mcp", "--db", str(graphs_db)],
+        input="\n".join(lines) + "\n",
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
+    answers = [json.loads(line) for line in served.stdout.splitlines()]
+    assert [(one["id"], one["error"]["code"]) for one in answers] == [
+        (7, types.PARSE_ERROR),
+        (None, types.PARSE_ERROR),
+        (8, types.INVALID_REQUEST),
+        (None, types.INVALID_REQUEST),
+        (None, types.PARSE_ERROR),
+    ]
+    assert "hex escape" in answers[0]["error"]["message"]
 
 
 def ask(path, name, **arguments):

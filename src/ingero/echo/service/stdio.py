@@ -6,14 +6,13 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 from typing import Any
 
-from mcp.server.stdio import stdio_server
-
 from ingero.config.model import parse_model
 from ingero.echo.service.app import build_echo_mcp
 from ingero.echo.service.config import EchoConfig
 from ingero.echo.service.executor import QueryExecutor
 from ingero.echo.service.settings import build_store
 from ingero.echo.service.tenant_sql import TenantSql
+from ingero.serving import mcp
 from ingero.serving.bearer import Principal
 from ingero.telemetry.clock import SystemClock
 
@@ -52,6 +51,4 @@ async def serve_stdio(
         async def call(name: str, arguments: Mapping[str, Any]) -> bytes:
             return await executor.ask(principal, name, arguments)
 
-        server = build_echo_mcp(call)
-        async with stdio_server() as (read, write):
-            await server.run(read, write, server.create_initialization_options())
+        await mcp.serve_stdio(build_echo_mcp(call))

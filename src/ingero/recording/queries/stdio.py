@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import anyio
-from mcp.server.stdio import stdio_server
 
 from ingero import __version__
 from ingero.recording.queries.catalog import INSTRUCTIONS, PROMPTS, QUERIES
 from ingero.recording.queries.recording_file import ExternalAccess, RecordingFile
+from ingero.serving import mcp
 from ingero.serving.mcp import Call, McpFacts, build_mcp_server
 from ingero.serving.query import get_query
 
@@ -31,6 +31,4 @@ def build_call(path: Path, outside: ExternalAccess | None = None) -> Call:
 async def serve_stdio(path: Path, outside: ExternalAccess | None = None) -> None:
     """Serve until the input ends."""
     facts = McpFacts("ingero", __version__, INSTRUCTIONS)
-    server = build_mcp_server(facts, QUERIES, PROMPTS, build_call(path, outside))
-    async with stdio_server() as (read, write):
-        await server.run(read, write, server.create_initialization_options())
+    await mcp.serve_stdio(build_mcp_server(facts, QUERIES, PROMPTS, build_call(path, outside)))
