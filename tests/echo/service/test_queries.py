@@ -235,3 +235,13 @@ def test_an_action_whose_record_is_out_of_bounds_is_unknown_and_the_others_are_n
     assert len(unknown) == len(EVIDENCE)
     refused = {action for action, why in unknown.items() if "does not say which rank" in why}
     assert refused == {f"evil-{number}" for number in (0, 1, 2, 3, 4, 5, 6, 7, 9)}
+
+
+def test_an_answer_in_which_each_row_has_a_long_text_ends_at_its_bound(site):
+    text = "x" * (1 << 20)
+    for number in range(12):
+        said = json.dumps({REMEDIATION_ACTION_ID: f"a{number}"})
+        site.add(LOGS, number, event_name=REMEDIATION_EVENT, body=text, attributes=said)
+    found = site.ask("fleet.cluster.remediation", limit=1000)
+    assert [row["action_id"] for row in found["rows"]] == [f"a{number}" for number in range(7)]
+    assert found["n_cut"] == 12 - 7

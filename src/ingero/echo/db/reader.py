@@ -5,8 +5,9 @@ from __future__ import annotations
 import itertools
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, Final
 
 import duckdb
@@ -17,6 +18,10 @@ from ingero.echo.db.errors import BrokenInstanceError, DeadlineError, translate_
 from ingero.errors import RetryableError, StoreError
 from ingero.units import NS_PER_S
 
+MAX_PAGE_BYTES: Final = 8 << 20
+"""Of the values of a page; the rows that follow are left out. A tenant's text may be a megabyte in each row."""
+_FETCHED_ROWS: Final = 64
+_VALUE_BYTES: Final = 8
 _MAX_RELEASE_S: Final = 5.0
 _RETRY_S: Final = 0.05
 
@@ -62,7 +67,7 @@ class Reader(ABC):
     def page_rows(
         self, sql: str, params: Sequence[Any], limit: int
     ) -> tuple[list[tuple[Any, ...]], int]:
-        """The first rows of an ordered statement, and how many there are without the limit."""
+        """The first rows of an ordered statement, as `take_page` takes them, and how many there are without a limit."""
 
     @abstractmethod
     def page_batches(
@@ -73,6 +78,25 @@ class Reader(ABC):
     def _check_stopped(self) -> None:
         if self.is_stopped:
             raise DeadlineError("cannot read: stopped at its deadline")
+
+
+def take_page(rows: Iterable[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
+    """The first rows: as many as are within `MAX_PAGE_BYTES` together, and one at least."""
+    page: list[tuple[Any, ...]] = []
+    n_bytes = 0
+    for row in rows:
+        n_bytes += sum(map(_count_bytes, row))
+        if page and n_bytes > MAX_PAGE_BYTES:
+            break
+        page.append(row)
+    return page
+
+
+def _count_bytes(value: object) -> int:
+    """About what a value takes in an answer."""
+    if isinstance(value, str):
+        return len(value)
+    return sum(map(_count_bytes, value)) if isinstance(value, list) else _VALUE_BYTES
 
 
 def conform(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
@@ -144,7 +168,10 @@ class CursorReader(Reader):
     def page_rows(
         self, sql: str, params: Sequence[Any], limit: int
     ) -> tuple[list[tuple[Any, ...]], int]:
-        found = self.rows(_count_beside(sql, limit), params)
+        with self._our_errors():
+            cursor = self._cursor.execute(_count_beside(sql, limit), list(params))
+            blocks = iter(partial(cursor.fetchmany, _FETCHED_ROWS), [])
+            found = take_page(itertools.chain.from_iterable(blocks))
         return [row[:-1] for row in found], int(found[0][-1]) if found else 0
 
     @override

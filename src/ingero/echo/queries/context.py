@@ -107,7 +107,12 @@ class Answer(msgspec.Struct, kw_only=True):
 
     window: Window
     coverage: AnswerCoverage
-    n_cut: Annotated[int, msgspec.Meta(description="Rows that the limit left out.")] = 0
+    n_cut: Annotated[
+        int,
+        msgspec.Meta(
+            description="Rows that the limit left out, or in JSON the bound of 8 MiB on an answer's rows."
+        ),
+    ] = 0
 
 
 class ListAnswer(Answer, Generic[RowT], kw_only=True):
@@ -281,7 +286,7 @@ class QueryContext:
     def page(
         self, row: type[RowT], sql: str, params: Sequence[Any], limit: int
     ) -> tuple[list[RowT], int]:
-        """The first rows of an ordered statement, and how many the limit left out; no rows where `pages` is set."""
+        """The first rows of an ordered statement, and how many are left out; no rows where `pages` is set."""
         if self.pages is not None:
             self.pages.append(PageStatement(row, sql, tuple(params), limit))
             return [], 0

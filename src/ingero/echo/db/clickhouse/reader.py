@@ -11,7 +11,7 @@ from typing_extensions import override
 
 from ingero.echo.db.clickhouse.client import translate_errors
 from ingero.echo.db.clickhouse.dialect import SETTINGS, translate
-from ingero.echo.db.reader import Reader
+from ingero.echo.db.reader import Reader, take_page
 from ingero.telemetry.clock import Clock
 from ingero.units import NS_PER_S
 
@@ -59,7 +59,8 @@ class ServerReader(Reader):
         self, sql: str, params: Sequence[Any], limit: int
     ) -> tuple[list[tuple[Any, ...]], int]:
         found = self.rows(_first(sql, limit), params)
-        return found, len(found) if len(found) < limit else self._count(sql, params)
+        n_all = len(found) if len(found) < limit else self._count(sql, params)
+        return take_page(found), n_all
 
     @override
     def page_batches(
