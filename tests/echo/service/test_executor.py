@@ -8,7 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from ingero.echo.db.cancellation import Cancellation
-from ingero.echo.service.executor import run_on_thread, unless_gone
+from ingero.echo.service.executor import unless_gone
+from ingero.serving.threads import run_on_thread
 
 
 class Held:
@@ -32,7 +33,7 @@ def test_what_failed_work_had_is_gone_with_its_error_and_needs_no_collection(no_
         raise ValueError(held.__class__.__name__)
 
     async def ask(pool):
-        running = run_on_thread(pool, Cancellation(), work)
+        running = run_on_thread(pool, work, Cancellation().set)
         with pytest.raises(ValueError, match="Held"):
             await unless_gone(running, asyncio.Event())
 

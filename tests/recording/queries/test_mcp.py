@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 
 import anyio
 import mcp_types as types
@@ -13,12 +14,14 @@ import pytest
 from mcp import ClientSession
 from mcp.client.stdio import StdioServerParameters, stdio_client
 from tests.recording.scenarios.faults import FAULTS
+from tests.recording.store.test_sql import ENDLESS, find_statements
 
 from ingero.errors import BadDataError
 from ingero.model.events import Source
 from ingero.model.untrusted import clean
 from ingero.recording.queries.catalog import QUERIES
 from ingero.recording.queries.recording_file import RecordingFile
+from ingero.recording.queries.stdio import build_call
 from ingero.recording.scenarios.builder import RecordingBuilder
 from ingero.recording.scenarios.catalog import SCENARIOS
 from ingero.serving.query import get_query
@@ -312,3 +315,20 @@ def test_file_that_grows_is_loaded_again(tmp_path):
         built.write(tmp_path / "r.db")
         n_rows = json.loads(query.ask(context))["n"]
     assert n_rows == 2
+
+
+def test_a_cancelled_call_ends_its_statement_and_leaves_its_place(tmp_path):
+    RecordingBuilder().write(tmp_path / "r.db")
+    call = build_call(tmp_path / "r.db")
+
+    async def main():
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(call, "run_sql", {"query": ENDLESS[0]})
+            while not find_statements(tmp_path):  # noqa: ASYNC110 - a process has no event
+                await anyio.sleep(0.05)
+            tasks.cancel_scope.cancel()
+        return await call("run_sql", {"query": "SELECT 1 AS one"})
+
+    began = time.monotonic()
+    assert json.loads(anyio.run(main))["data"] == [[1]]
+    assert time.monotonic() - began < 25, "a statement may take 30 s"

@@ -10,6 +10,7 @@ import pytest
 from mcp import ClientSession
 from mcp.client.streamable_http import streamable_http_client
 from tests.recording.scenarios.faults import FAULTS
+from tests.recording.store.test_sql import ENDLESS, find_statements
 from tests.serving.oauth_issuer import ISSUER, Issuer
 
 from ingero.config import Endpoint
@@ -241,6 +242,76 @@ def post_in_parts(path, target, n_parts, pause_s=0.0):
     }  # fmt: skip
     anyio.run(app, scope, receive, send)
     return sent[0]["status"], taken, dict(sent[0]["headers"])
+
+
+async def leave(app, method, target, body, when):
+    """Ask the application itself and go away once ``when`` is true; what it sent."""
+    gone, sent = anyio.Event(), []
+    parts = iter([{"type": "http.request", "body": body, "more_body": False}])
+
+    async def receive():
+        part = next(parts, None)
+        if part is None:
+            await gone.wait()
+            return {"type": "http.disconnect"}
+        return part
+
+    async def send(message):
+        sent.append(message)
+
+    scope = {
+        "type": "http", "method": method, "path": target, "query_string": b"", "root_path": "",
+        "headers": [
+            (b"host", b"localhost"), (b"content-type", b"application/json"),
+            (b"accept", b"application/json, text/event-stream"),
+        ],
+    }  # fmt: skip
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(app, scope, receive, send)
+        while not when():  # noqa: ASYNC110 - what is waited for has no event
+            await anyio.sleep(0.05)
+        gone.set()
+    return sent
+
+
+CALL = {"name": "run_sql", "arguments": {"query": ENDLESS[0]}}
+
+
+@pytest.mark.parametrize(
+    ("target", "body"),
+    [
+        ("/api/v1/query", {"sql": ENDLESS[0]}),
+        ("/mcp", {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": CALL}),
+    ],
+)
+def test_a_statement_ends_when_its_client_goes_away(tmp_path, target, body):
+    path = tmp_path / "r.db"
+    RecordingBuilder().write(path)
+    manager = build_mcp_manager(path)
+    app = NodeApp(path, NodeAccess("", frozenset({"localhost"})), manager)
+
+    async def main():
+        async with manager.run():
+            return await leave(
+                app, "POST", target, json.dumps(body).encode(), lambda: find_statements(path)
+            )
+
+    assert anyio.run(main) == []
+    assert find_statements(path) == []
+
+
+def test_a_question_that_waits_for_another_leaves_with_its_client(starved):
+    app = NodeApp(starved, NodeAccess("", frozenset({"localhost"})))
+
+    async def main():
+        await app._one_at_a_time.acquire_on_behalf_of("another question")
+        with anyio.fail_after(20):
+            return await leave(
+                app, "GET", "/api/v1/ops", b"",
+                lambda: app._one_at_a_time.statistics().tasks_waiting,
+            )  # fmt: skip
+
+    assert anyio.run(main) == []
 
 
 @pytest.mark.parametrize(("target", "most"), [("/api/v1/query", 5), ("/mcp", 65)])

@@ -16,6 +16,7 @@ from ingero.echo.service.config import EchoConfig
 from ingero.echo.service.fair_queue import FairQueue, tenant_of
 from ingero.serving.bearer import Principal
 from ingero.serving.query import Query, get_query
+from ingero.serving.threads import run_on_thread
 from ingero.telemetry.clock import Clock
 
 ResultT = TypeVar("ResultT")
@@ -88,8 +89,8 @@ class QueryExecutor:
             async with self.queues[kind].take(tenant_of(principal)):
                 return await run_on_thread(
                     self._pools[kind],
-                    cancellation,
                     lambda: self.ask_now(principal, query, arguments, cancellation),
+                    cancellation.set,
                 )
 
         return await unless_gone(answer(), gone)
@@ -117,24 +118,6 @@ class QueryExecutor:
         """End the threads after what they run now."""
         for pool in self._pools.values():
             pool.shutdown()
-
-
-async def run_on_thread(
-    pool: ThreadPoolExecutor, cancellation: Cancellation, work: Callable[[], ResultT]
-) -> ResultT:
-    """The result of ``work``; when the caller is cancelled, the work is as well, and has ended when this returns."""
-    running = asyncio.get_running_loop().run_in_executor(pool, work)
-    try:
-        return await asyncio.shield(running)
-    except asyncio.CancelledError:
-        cancellation.set()
-        # A place is free when its thread is.
-        await asyncio.gather(running, return_exceptions=True)
-        raise
-    finally:
-        del (
-            running
-        )  # its exception has this frame, which would keep all that the work had until a collection
 
 
 async def unless_gone(work: Coroutine[Any, Any, ResultT], gone: asyncio.Event | None) -> ResultT:

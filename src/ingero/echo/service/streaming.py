@@ -23,7 +23,7 @@ from ingero.echo.db.store import Store
 from ingero.echo.queries.catalog import QUERIES
 from ingero.echo.queries.context import PageStatement, QueryContext, TimeSpan
 from ingero.echo.service.config import EchoConfig
-from ingero.echo.service.executor import run_on_thread, unless_gone
+from ingero.echo.service.executor import unless_gone
 from ingero.echo.service.fair_queue import FairQueue, tenant_of
 from ingero.echo.service.formats import RowFormat, build_schema
 from ingero.echo.service.middleware import Receive, Scope, Send
@@ -31,6 +31,7 @@ from ingero.echo.service.replies import build_error_reply
 from ingero.errors import IngeroError, StoreError
 from ingero.serving.bearer import Principal
 from ingero.serving.query import get_query
+from ingero.serving.threads import run_on_thread
 from ingero.telemetry.clock import Clock
 from ingero.units import NS_PER_S
 
@@ -137,7 +138,7 @@ class RowStreams:
 
         try:
             async with asyncio.timeout(self._timeout_ns / NS_PER_S):
-                first = await run_on_thread(self._pool, rows.cancellation, begin)
+                first = await run_on_thread(self._pool, begin, rows.cancellation.set)
         except TimeoutError:
             raise DeadlineError("cannot read: stopped at its deadline") from None
         finally:
@@ -219,7 +220,7 @@ class StreamedAnswer:
             while part is not None:
                 await self._send(send, part, more=True)
                 part = await run_on_thread(
-                    self._pool, self._rows.cancellation, lambda: next(self._rows.parts, None)
+                    self._pool, lambda: next(self._rows.parts, None), self._rows.cancellation.set
                 )
         except IngeroError as error:
             _LOG.warning("%s: broke off: %s", self._request.name, error.message)

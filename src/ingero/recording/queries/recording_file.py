@@ -13,6 +13,7 @@ from ingero.model.recording import Recording
 from ingero.recording.causal.engine import explain
 from ingero.recording.causal.evidence import Evidence
 from ingero.recording.queries.window import Wanted, load_part
+from ingero.recording.store.sql import SqlStop
 
 FoundT = TypeVar("FoundT")
 Stamp = tuple[int, ...]
@@ -57,11 +58,15 @@ class RecordingFile:
     Args:
         path: The file. Need not exist yet; each question says so while it does not.
         outside: What may be reached beyond it.
+
+    Attributes:
+        stop: What ends the SQL of the question that is being answered; None for nothing.
     """
 
     def __init__(self, path: Path, outside: ExternalAccess | None = None) -> None:
         self.path = path
         self.outside = outside or ExternalAccess()
+        self.stop: SqlStop | None = None
         self._kept: _Kept | None = None
 
     def load(self, wanted: Wanted) -> Recording:

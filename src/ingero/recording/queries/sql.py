@@ -54,7 +54,7 @@ def plain_rows(answer: SqlRows) -> list[list[Any]]:
 
 def _run(context: RecordingFile, args: SqlArgs) -> SqlResult:
     limits = SqlLimits(args.limit, 30 * NS_PER_S, MAX_ANSWER_BYTES)
-    answer = run_sql(context.path, args.query, limits)
+    answer = run_sql(context.path, args.query, limits, stop=context.stop)
     meta = SqlMeta(len(answer.rows), answer.is_truncated, round(answer.duration_ns / 1e6, 3))
     return SqlResult(meta, list(answer.columns), plain_rows(answer))
 

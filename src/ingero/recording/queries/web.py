@@ -6,8 +6,10 @@ are refused, so that no web page can reach a loopback server through a visitor's
 
 from __future__ import annotations
 
+import asyncio
 import hmac
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from hashlib import sha256
@@ -34,9 +36,10 @@ from ingero.recording.queries.stdio import build_call
 from ingero.recording.queries.transfer import MAX_ROWS as PART_ROWS
 from ingero.recording.queries.transfer import encode_part
 from ingero.recording.store.reader import read_unwritten
-from ingero.recording.store.sql import MAX_ROWS, SqlLimits, run_sql
+from ingero.recording.store.sql import MAX_ROWS, SqlLimits, SqlStop, run_sql
 from ingero.serving.mcp import McpFacts, build_mcp_server
 from ingero.serving.oauth import AccessTokens
+from ingero.serving.threads import run_on_thread
 from ingero.telemetry.clock import Clock, SystemClock
 
 Scope = MutableMapping[str, Any]
@@ -186,7 +189,8 @@ class NodeApp:
             headers = {**_HEADERS, "ETag": tag}
             if request.headers.get("if-none-match") == tag:
                 return Response(status_code=304, headers=headers)
-            body = await anyio.to_thread.run_sync(build, asked, limiter=self._one_at_a_time)
+            async with _while_asked(request.receive), self._one_at_a_time:
+                body = await run_on_thread(None, partial(build, asked))
             return Response(body, headers=headers, media_type=_JSON)
 
         return answer
@@ -199,7 +203,8 @@ class NodeApp:
         def build() -> bytes:
             return encode_part(self._context.load(wanted))
 
-        body = await anyio.to_thread.run_sync(build, limiter=self._one_at_a_time)
+        async with _while_asked(request.receive), self._one_at_a_time:
+            body = await run_on_thread(None, build)
         return Response(body, headers=dict(_HEADERS), media_type="application/msgpack")
 
     async def _time(self, request: Request) -> Response:
@@ -220,9 +225,10 @@ class NodeApp:
         except (msgspec.ValidationError, msgspec.DecodeError) as error:
             raise BadDataError(f'send {{"sql": …, "limit": …}}: {error}') from error
         limits = SqlLimits(min(max(asked.limit, 1), MAX_ROWS), max_bytes=MAX_ANSWER_BYTES)
-        answer = await anyio.to_thread.run_sync(
-            run_sql, self._context.path, asked.sql, limits, limiter=self._statements
-        )
+        stop = SqlStop()
+        work = partial(run_sql, self._context.path, asked.sql, limits, stop=stop)
+        async with _while_asked(request.receive), self._statements:
+            answer = await run_on_thread(None, work, stop.set)
         lost = await anyio.to_thread.run_sync(read_unwritten, self._context.path)
         missing = Recording(unwritten=lost).describe_missing()
         content = {
@@ -261,6 +267,29 @@ async def _read_body(request: Request, max_bytes: int) -> bytes:
     return bytes(body)
 
 
+@asynccontextmanager
+async def _while_asked(receive: Receive) -> AsyncIterator[None]:
+    """Cancel what is inside when the client goes away; its body was read before.
+
+    Raises:
+        ClientDisconnect: It went.
+    """
+    with anyio.CancelScope() as scope:
+        watching = asyncio.ensure_future(_cancel_at_end(receive, scope))
+        try:
+            yield
+        finally:
+            watching.cancel()
+    if scope.cancelled_caught:
+        raise ClientDisconnect
+
+
+async def _cancel_at_end(receive: Receive, scope: anyio.CancelScope) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+    scope.cancel()
+
+
 async def _forward(
     mcp: StreamableHTTPSessionManager, scope: Scope, receive: Receive, send: Send
 ) -> None:
@@ -274,7 +303,8 @@ async def _forward(
     async def replay() -> MutableMapping[str, Any]:
         return next(messages, None) or await receive()
 
-    await mcp.handle_request(scope, replay, send)
+    async with _while_asked(receive):
+        await mcp.handle_request(scope, replay, send)
 
 
 def _host_name(host: str) -> str:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+import threading
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -62,6 +63,29 @@ class SqlRows:
     duration_ns: int
 
 
+class SqlStop:
+    """Ends a statement whose answer is not wanted any more. Any thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._is_set = False
+
+    def set(self) -> None:
+        """End the statement that runs, or the one that begins later."""
+        with self._lock:
+            self._is_set = True
+            if self._process is not None:
+                self._process.kill()
+
+    def watch(self, process: subprocess.Popen[bytes]) -> None:
+        """Take a process as the one to end."""
+        with self._lock:
+            self._process = process
+            if self._is_set:
+                process.kill()
+
+
 class _Reply(msgspec.Struct, frozen=True, array_like=True):
     """What the program answers; `failed` is empty where it has rows."""
 
@@ -73,9 +97,20 @@ class _Reply(msgspec.Struct, frozen=True, array_like=True):
 
 
 def run_sql(
-    path: Path, sql: str, limits: SqlLimits | None = None, clock: Clock | None = None
+    path: Path,
+    sql: str,
+    limits: SqlLimits | None = None,
+    clock: Clock | None = None,
+    stop: SqlStop | None = None,
 ) -> SqlRows:
     """Run one reading statement.
+
+    Args:
+        path: The recording.
+        sql: The statement.
+        limits: What it may take.
+        clock: For how long it took.
+        stop: What ends it early, with a `StoreError`.
 
     Raises:
         StoreError: The file cannot be read, or the process that would read it does not start or ends.
@@ -88,14 +123,14 @@ def run_sql(
         text = sql.encode()
     except UnicodeEncodeError as error:
         raise BadDataError(f"SQL: {error}") from error
-    reply = _ask(find_recording(path), text, limits)
+    reply = _ask(find_recording(path), text, limits, stop or SqlStop())
     if reply.failed:
         raise _build_error(path, reply)
     rows, columns = reply.rows, _distinct(reply.columns)
     return SqlRows(columns, rows, reply.is_truncated, clock.mono_ns() - began_ns)
 
 
-def _ask(uri: str, sql: bytes, limits: SqlLimits) -> _Reply:
+def _ask(uri: str, sql: bytes, limits: SqlLimits, stop: SqlStop) -> _Reply:
     numbers = (min(limits.max_rows, MAX_ROWS), min(limits.max_bytes, MAX_BYTES), limits.timeout_ns)
     command = [sys.executable, "-I", "-S", sql_program.__file__, uri, *map(str, numbers)]
     try:
@@ -108,6 +143,7 @@ def _ask(uri: str, sql: bytes, limits: SqlLimits) -> _Reply:
     except OSError as error:
         raise StoreError(f"cannot start a process for SQL: {error.strerror or error}") from error
     with process:
+        stop.watch(process)
         try:
             answer, _ = process.communicate(sql, (limits.timeout_ns + _PATIENCE_NS) / NS_PER_S)
         except subprocess.TimeoutExpired as error:
