@@ -1,13 +1,16 @@
 """`ingero query`: SQL and filters, as text and JSON."""
 
 import json
+from functools import partial
 
 import pytest
 from click.testing import CliRunner
 
 from ingero.cli.main import cli, run_program
 from ingero.model.events import Source
+from ingero.recording.queries import window
 from ingero.recording.scenarios.builder import START_NS, RecordingBuilder
+from ingero.recording.store.event_loader import LoadFilter
 from ingero.recording.store.writer import RecordingWriter
 
 
@@ -28,6 +31,21 @@ def test_sql_gives_a_list_of_objects(node_01):
         {"source": 3, "count(*)": 99},
         {"source": 5, "count(*)": 101},
     ]
+
+
+@pytest.mark.parametrize(
+    "command", ["query --op block_read", "explain", "explain --per-process --json"]
+)
+def test_events_that_were_not_read_are_said_unless_the_newest_were_asked_for(
+    node_01, monkeypatch, command
+):
+    said = "incomplete: only the newest 20 of the events asked for were read"
+    monkeypatch.setattr(window, "LoadFilter", partial(LoadFilter, max_rows=20))
+    line = [*command.split(), "--db", node_01]
+    assert said in CliRunner().invoke(cli, line, catch_exceptions=False).output
+    if command == "explain":
+        newest = CliRunner().invoke(cli, [*line, "--last", "10"], catch_exceptions=False)
+        assert "incomplete" not in newest.output
 
 
 def test_sql_table_is_aligned_and_the_count_goes_to_stderr(node_01):

@@ -198,6 +198,7 @@ class Recording:
         stacks: Frames by `stack_hash`, leaf first, as the file has them (JSON).
         n_events_stored: Rows in the file, whatever the filter of this load.
         is_truncated: The load reached its row limit and kept the newest rows.
+        has_unread: More rows were asked for than are held at once, so the oldest of them are not here.
         unwritten: Rows that the recorder could not store, most first.
         n_damaged: Rows of the file that could not be read.
         asked_ns: The part of the file that was asked for, where it is not all of it: first and last moment, Unix time;
@@ -226,9 +227,10 @@ class Recording:
     has_gpu_ids: bool = True
     unwritten: tuple[Unwritten, ...] = ()
     n_damaged: int = 0
+    has_unread: bool = False
 
     def describe_missing(self) -> str:
-        """What is not in this recording though it should be, in a line; empty for nothing."""
+        """What is not here though it was recorded, or should have been, in a line; empty for nothing."""
         parts = []
         if self.unwritten:
             n_rows = sum(one.n_rows for one in self.unwritten)
@@ -238,6 +240,8 @@ class Recording:
             parts.append(f"{n_rows} rows were not stored{where}: {causes}")
         if self.n_damaged:
             parts.append(f"{self.n_damaged} rows could not be read")
+        if self.has_unread:
+            parts.append(f"only the newest {len(self.events)} of the events asked for were read")
         return f"incomplete: {', '.join(parts)}" if parts else ""
 
     def process_name(self, node: int, pid: int) -> str:

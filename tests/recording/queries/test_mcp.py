@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import time
+from functools import partial
 
 import anyio
 import mcp_types as types
@@ -19,11 +20,13 @@ from tests.recording.store.test_sql import ENDLESS, find_statements
 from ingero.errors import BadDataError
 from ingero.model.events import Source
 from ingero.model.untrusted import clean
+from ingero.recording.queries import window
 from ingero.recording.queries.catalog import QUERIES
 from ingero.recording.queries.recording_file import RecordingFile
 from ingero.recording.queries.stdio import build_call
 from ingero.recording.scenarios.builder import RecordingBuilder
 from ingero.recording.scenarios.catalog import SCENARIOS
+from ingero.recording.store.event_loader import LoadFilter
 from ingero.serving.query import get_query
 
 DOCUMENTED = {
@@ -315,6 +318,19 @@ def test_file_that_grows_is_loaded_again(tmp_path):
         built.write(tmp_path / "r.db")
         n_rows = json.loads(query.ask(context))["n"]
     assert n_rows == 2
+
+
+@pytest.mark.parametrize("name", ["investigate", "get_causal_chains"])
+def test_that_only_the_newest_events_of_a_large_recording_were_read_is_said(
+    data_dir, monkeypatch, name
+):
+    path = data_dir / "agent_dbs/pytorch-dataloader-starvation.db"
+    assert "missing" not in ask(path, name)
+    monkeypatch.setattr(window, "LoadFilter", partial(LoadFilter, max_rows=100))
+    (said,) = ask(path, name)["missing"]
+    assert said == "incomplete: only the newest 100 of the events asked for were read"
+    read = [line["value"] for line in ask(path, "get_check")["checks"] if "read" in line["name"]]
+    assert read == ["the newest 100"]
 
 
 def test_a_cancelled_call_ends_its_statement_and_leaves_its_place(tmp_path):

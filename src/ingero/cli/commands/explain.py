@@ -104,7 +104,10 @@ def command(config: ExplainConfig) -> None:
         if config.chains:
             _show_chains(whole, wanted, as_json)
         elif config.per_process:
-            _show_operations(list_operations(load_part(whole, wanted)), as_json)
+            recording = load_part(whole, wanted)
+            _show_operations(list_operations(recording), as_json)
+            if missing := recording.describe_missing():
+                click.echo(missing, err=True)
         else:
             answer = explain_file(whole, wanted, has_annotations=config.annotations)
             click.echo(_to_json(answer) if as_json else as_text(answer))

@@ -113,7 +113,7 @@ class ShortIncident(msgspec.Struct, frozen=True, omit_defaults=True):
 Missing = Annotated[
     list[str] | msgspec.UnsetType,
     msgspec.Meta(
-        description="what the recording lacks though it should have it; left out if whole"
+        description="what the recording lacks though it should have it, or was not read of it; left out if whole"
     ),
 ]
 

@@ -65,6 +65,8 @@ def _check(context: RecordingFile, args: NoArgs) -> CheckAnswer:
         *_source_lines(recording),
         _coverage_line(recording),
     ]
+    if recording.has_unread:
+        lines.insert(1, CheckLine("INFO", "events read", f"the newest {len(recording.events)}"))
     return CheckAnswer(all(line.state != "FAIL" for line in lines), lines)
 
 

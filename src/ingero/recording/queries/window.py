@@ -92,8 +92,9 @@ def load_part(path: Path, wanted: Wanted) -> Recording:
     to_ns = None if to_ns is not None and to_ns >= last_ns else to_ns
     limits = LoadFilter(from_ns, to_ns, wanted.pids, has_extras=wanted.has_extras)
     if wanted.last:
-        limits = replace(limits, max_rows=wanted.last)
-    return load_recording(path, limits)
+        return load_recording(path, replace(limits, max_rows=wanted.last))
+    recording = load_recording(path, limits)
+    return replace(recording, has_unread=recording.is_truncated)
 
 
 def find_span(path: Path) -> tuple[int, int]:
