@@ -8,7 +8,7 @@ from typing import Final
 
 import numpy as np
 
-from ingero.model.arrays import Records
+from ingero.model.arrays import IntArray, Records
 from ingero.model.events import EVENT, Events
 from ingero.model.gpu_view import GpuView
 from ingero.model.untrusted import clean
@@ -204,6 +204,7 @@ class Recording:
         asked_ns: The part of the file that was asked for, where it is not all of it: first and last moment, Unix time;
             0 for an open end. Rows outside are not here; `aggregates`, `coverage` and `histograms` are those of the
             file.
+        asked_from_ns: The first of these moments by node, where each was asked for its own; empty where all have one.
         pids: The processes that were asked for; empty for all.
         has_gpu_ids: The recorder read which device each call went to; older ones wrote 0 for all.
     """
@@ -223,6 +224,7 @@ class Recording:
     n_events_stored: int = 0
     is_truncated: bool = False
     asked_ns: tuple[int, int] = (0, 0)
+    asked_from_ns: tuple[int, ...] = ()
     pids: tuple[int, ...] = ()
     has_gpu_ids: bool = True
     unwritten: tuple[Unwritten, ...] = ()
@@ -252,6 +254,12 @@ class Recording:
     def is_cut(self) -> bool:
         """Whether rows of the file were left out by time."""
         return self.asked_ns != (0, 0)
+
+    def find_asked_from(self, nodes: IntArray) -> IntArray:
+        """When the part that was asked for begins on each of these nodes, Unix time; 0 for an open beginning."""
+        if not self.asked_from_ns:
+            return np.full(len(nodes), self.asked_ns[0])
+        return np.array(self.asked_from_ns, np.int64)[nodes]
 
     @property
     def window_ns(self) -> tuple[int, int]:

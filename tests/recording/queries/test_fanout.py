@@ -10,7 +10,9 @@ from pathlib import Path
 import anyio
 import pytest
 from click.testing import CliRunner
+from tests.recording.causal.test_exact import MINUTE, launches
 from tests.recording.scenarios.faults import FAULTS
+from tests.support.degrade import degrade, sample
 
 from ingero.cli.main import cli, run_program
 from ingero.cli.serving import split_nodes
@@ -20,6 +22,8 @@ from ingero.errors import BadDataError, ConfigError, RetryableError
 from ingero.model.events import Source
 from ingero.model.gpu_view import GpuView
 from ingero.model.recording import ProcessRank, Unprobed, Unwritten
+from ingero.recording.causal.evidence import Evidence
+from ingero.recording.causal.exact import compute_statistics
 from ingero.recording.queries.catalog import QUERIES
 from ingero.recording.queries.explain import explain_nodes
 from ingero.recording.queries.fanout import (
@@ -33,6 +37,7 @@ from ingero.recording.queries.https_server import ListenSettings, open_server
 from ingero.recording.queries.recording_file import ExternalAccess, RecordingFile
 from ingero.recording.queries.transfer import decode_part, encode_part, join_parts
 from ingero.recording.scenarios.builder import START_NS
+from ingero.recording.scenarios.loop import LAUNCH
 from ingero.recording.store.event_loader import LoadFilter
 from ingero.recording.store.reader import load_recording
 from ingero.recording.store.writer import RecordingWriter
@@ -326,6 +331,32 @@ def test_what_a_node_lost_and_its_stacks_travel_along_and_say_whose_they_are():
     assert told.window.missing == joined.describe_missing()
     assert [bool(one.missing) for one in told.nodes] == [False, True]
     assert "on node-0" in told.not_probed[0]
+
+
+def move(part, by_ns):
+    """The same of another node, so much later."""
+    tables = {name: getattr(part, name).copy() for name in ("events", "aggregates", "histograms")}
+    tables["events"]["start_ns"] += by_ns
+    for name in ("aggregates", "histograms"):
+        tables[name]["bucket_ns"] += by_ns
+    return replace(part, nodes=("later",), asked_ns=(part.asked_ns[0] + by_ns, 0), **tables)
+
+
+def test_a_node_that_ended_earlier_has_its_own_counts_where_the_end_of_each_was_asked_for():
+    whole = degrade(
+        launches([1000] * 600, every_ns=MINUTE // 200), lambda events: sample(events, 10)
+    )
+    first = START_NS + MINUTE // 2
+    events = whole.events[whole.events["start_ns"] >= first]
+    part = replace(whole, events=events, asked_ns=(first, 0))
+    joined = join_parts([("a:1", part), ("b:2", move(part, 60 * MINUTE))])
+    (alone,) = compute_statistics(part)
+    assert [(one.basis, one.count, one.exact) for one in compute_statistics(joined)] == [
+        (alone.basis, alone.count, alone.exact)
+    ] * 2
+    codes = [int(LAUNCH[0]) << 8 | int(LAUNCH[1])]
+    gaps = [Evidence(joined).counts.gap(node, 7, codes) for node in (0, 1)]
+    assert gaps == [Evidence(part).counts.gap(0, 7, codes)] * 2
 
 
 def test_rows_and_exports_of_nodes_say_what_a_node_lost(tmp_path):

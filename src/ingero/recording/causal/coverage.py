@@ -273,9 +273,10 @@ class CallCounts:
 
 def _touched(recording: Recording) -> Records:
     """Counts of the minutes that the asked part of a recording touches."""
-    first, last = (at // _MINUTE_NS for at in recording.asked_ns)
+    last = recording.asked_ns[1] // _MINUTE_NS
     minutes = recording.aggregates["bucket_ns"] // _MINUTE_NS
-    is_in = minutes >= first
+    firsts = recording.find_asked_from(recording.aggregates["node"])
+    is_in = minutes >= firsts // _MINUTE_NS
     if last:
         is_in &= minutes <= last
     touched: Records = recording.aggregates[is_in]

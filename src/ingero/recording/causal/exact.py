@@ -139,13 +139,13 @@ class _Reader:
         every = self._events.get(key)
         is_open = (every["flags"] & EventFlag.IN_FLIGHT) != 0
         rows, counts, bins = every[~is_open], self._counts.get(key), self._bins.get(key)
-        is_whole = self._is_whole(counts["bucket_ns"])
-        whole, whole_bins = counts[is_whole], bins[self._is_whole(bins["bucket_ns"])]
+        is_whole = self._is_whole(counts)
+        whole, whole_bins = counts[is_whole], bins[self._is_whole(bins)]
         if not len(every) and not len(whole):
             return None
         operation = (key, rows, int(is_open.sum()))
         tallies = self._tallies.get(key)
-        touched = tallies[self._is_touched(tallies["bucket_ns"])]
+        touched = tallies[self._is_touched(tallies)]
         n_unstored = max(int((touched["count"] - touched["stored"]).sum()), 0)
         if self._recording.is_cut:
             if n_unstored:
@@ -163,16 +163,16 @@ class _Reader:
         mine = table[(table["node"] == key >> 48) & (table["source"] == (key >> 8 & 0xFF))]
         return bool(len(mine)) and not int((mine["sampled_out"] + mine["lost"]).sum())
 
-    def _is_whole(self, buckets: IntArray) -> BoolArray:
-        first, last = self._recording.asked_ns
-        is_in = buckets >= first
+    def _is_whole(self, minutes: Records) -> BoolArray:
+        buckets, last = minutes["bucket_ns"], self._recording.asked_ns[1]
+        is_in: BoolArray = buckets >= self._recording.find_asked_from(minutes["node"])
         if last:
             is_in &= buckets + _MINUTE_NS <= last
         return is_in
 
-    def _is_touched(self, buckets: IntArray) -> BoolArray:
-        first, last = self._recording.asked_ns
-        is_in = buckets + _MINUTE_NS > first
+    def _is_touched(self, minutes: Records) -> BoolArray:
+        buckets, last = minutes["bucket_ns"], self._recording.asked_ns[1]
+        is_in: BoolArray = buckets + _MINUTE_NS > self._recording.find_asked_from(minutes["node"])
         if last:
             is_in &= buckets <= last
         return is_in

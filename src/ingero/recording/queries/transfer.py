@@ -161,6 +161,14 @@ def _shift(
     return {(node + first, pid): fact for (node, pid), fact in of_processes.items()}
 
 
+def _join_asked(parts: Sequence[tuple[str, Recording]]) -> dict[str, Any]:
+    """What was asked for of all parts: from when of each node, and until when."""
+    begins = tuple(recording.asked_ns[0] for _, recording in parts for _ in recording.nodes)
+    ends = (recording.asked_ns[1] for _, recording in parts)
+    first, last = (min(filter(None, moments), default=0) for moments in (begins, ends))
+    return {"asked_ns": (first, last), "asked_from_ns": begins}
+
+
 def join_parts(parts: Sequence[tuple[str, Recording]]) -> Recording:
     """Several recordings as one, each on its own clock.
 
@@ -219,10 +227,7 @@ def join_parts(parts: Sequence[tuple[str, Recording]]) -> Recording:
         n_events_stored=sum(recording.n_events_stored for _, recording in parts),
         is_truncated=any(recording.is_truncated for _, recording in parts),
         has_gpu_ids=all(recording.has_gpu_ids for _, recording in parts),
-        asked_ns=(
-            max((recording.asked_ns[0] for _, recording in parts), default=0),
-            min((last for _, recording in parts if (last := recording.asked_ns[1])), default=0),
-        ),
         pids=tuple(sorted({pid for _, recording in parts for pid in recording.pids})),
         **joined,
+        **_join_asked(parts),
     )
