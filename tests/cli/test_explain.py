@@ -1,6 +1,8 @@
 """`ingero explain`: text and JSON say the same, errors name the file, the file stays as it was."""
 
 import json
+import sqlite3
+from contextlib import closing
 
 import pytest
 from click.testing import CliRunner
@@ -52,6 +54,18 @@ def test_text_shows_what_json_holds(starved):
         ]
         said += [ruled["why"] for ruled in incident["ruled_out"]]
         assert not [fact for fact in said if fact not in text]
+
+
+def test_a_stored_chain_prints_nothing_that_a_terminal_would_obey(tmp_path):
+    path = tmp_path / "r.db"
+    RecordingBuilder().write(path)
+    with closing(sqlite3.connect(path)) as file, file:
+        file.execute(
+            "INSERT INTO causal_chains (id, detected_at, severity, summary, root_cause, explanation) "
+            "VALUES ('c', 0, 'HIGH', ?, '', '')",
+            ("slow\x1b]0;owned\x07",),
+        )
+    assert ask("--db", path, "--chains").splitlines()[1].endswith("[HIGH] slow ]0;owned ")
 
 
 def test_healthy_recording_says_that_it_looked(data_dir):

@@ -54,6 +54,15 @@ def test_sql_table_is_aligned_and_the_count_goes_to_stderr(node_01):
     assert "2 rows" in answer.stderr
 
 
+def test_a_table_has_a_line_per_row_and_nothing_that_a_terminal_would_obey(tmp_path):
+    path = tmp_path / "r.db"
+    RecordingBuilder().name(7, "py\x1b]0;owned\x07\nthon").write(path)
+    table = ask("--db", str(path), "SELECT pid, name FROM process_names").stdout
+    assert table.splitlines() == ["pid  name", "  7  py ]0;owned  thon"]
+    (row,) = json.loads(ask("--db", str(path), "SELECT name FROM process_names", "--json").stdout)
+    assert row == {"name": "py\x1b]0;owned\x07\nthon"}
+
+
 def test_rows_that_are_too_large_together_are_said_to_be_left_out(node_01):
     answer = ask("--db", node_01, "SELECT hex(zeroblob(2000000)) AS h FROM events", "--limit", "20")
     assert len(answer.stdout.splitlines()) == 1 + 8

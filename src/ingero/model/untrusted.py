@@ -21,3 +21,8 @@ def clean(text: str, limit: int = NAME_CHARS) -> str:
     """Printable text of bounded length: control, format and bidirectional characters become spaces."""
     shown = "".join(" " if unicodedata.category(c)[0] == "C" else c for c in text[: limit + 1])
     return shown if len(shown) <= limit else shown[: limit - 1] + "…"
+
+
+def clean_whole(text: str) -> str:
+    """The same of any length: what a terminal may be given."""
+    return text if text.isprintable() else clean(text, len(text))

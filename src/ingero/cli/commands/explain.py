@@ -231,6 +231,7 @@ def _watched(incident: IncidentAnswer) -> str:
 def _show_chains(path: Path, wanted: Wanted, as_json: bool) -> None:
     import msgspec
 
+    from ingero.model.untrusted import clean_whole
     from ingero.recording.queries.chains import build_chain, list_stored_chains
     from ingero.recording.queries.explain import explain_file
 
@@ -245,9 +246,9 @@ def _show_chains(path: Path, wanted: Wanted, as_json: bool) -> None:
         else f"no chain stored by the recording agent; {plural(len(chains), 'incident')}"
     )
     for chain in chains:
-        click.echo(
-            f"{chain.detected_at}  [{chain.severity}] {chain.summary}{f'  {chain.node}' if chain.node else ''}"
-        )
+        node = f"  {chain.node}" if chain.node else ""
+        line = f"{chain.detected_at}  [{chain.severity}] {chain.summary}{node}"
+        click.echo(clean_whole(line))
 
 
 def _show_nodes(config: ExplainConfig, wanted: Wanted) -> None:

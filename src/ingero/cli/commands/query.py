@@ -161,8 +161,11 @@ def _show_events(path: Path, config: QueryConfig) -> None:
 
 
 def _as_table(heads: list[str], rows: list[list[Any]]) -> str:
-    """Columns padded to their widest value, numbers to the right."""
-    texts = [["" if value is None else str(value) for value in row] for row in rows]
+    """Columns padded to their widest value, numbers to the right; nothing that a terminal would obey."""
+    from ingero.model.untrusted import clean_whole
+
+    heads = [clean_whole(head) for head in heads]
+    texts = [["" if value is None else clean_whole(str(value)) for value in row] for row in rows]
     widths = [max(len(head), *(len(row[i]) for row in texts), 0) for i, head in enumerate(heads)]
     is_number = [all(isinstance(row[i], int | float) for row in rows) for i in range(len(heads))]
     lines = [
