@@ -59,8 +59,11 @@ def unwind_on_end() -> Iterator[None]:
     """Have SIGTERM and SIGHUP unwind what runs, as Ctrl-C does, so that nothing temporary stays.
 
     The exit status is 128 and the number of the signal. Further ones do not interrupt that. One that is ignored, as
-    SIGHUP behind nohup, stays ignored.
+    SIGHUP behind nohup, stays ignored. Off the main thread it does nothing: signals are not received there.
     """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
     numbers = [
         number
         for number in (signal.SIGTERM, signal.SIGHUP)
