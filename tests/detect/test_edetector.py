@@ -239,6 +239,17 @@ def test_a_worker_that_is_slow_in_bursts_is_found_once_and_clears_when_they_end(
     assert feed(found, groups, costs) == []
 
 
+@pytest.mark.parametrize("is_burst", [True, False])
+def test_an_alarm_for_bursts_lasts_beside_new_peers_while_they_go_on(is_burst):
+    costs = add_bursts(lognormal(0, (1000, 1, 4)), 0, 1000, 10, 3.0)
+    found, groups = detector(1, 4)
+    found.hold_alarm(0, 1, ALARM, is_alarm=True, is_burst=is_burst)
+    feed(found, groups, costs[:90])
+    assert found.alarms.in_alarm[ALARM, 0, 1] == is_burst
+    feed(found, groups, lognormal(1, (1000, 1, 4)))
+    assert not found.alarms.in_alarm[ALARM, 0, 1]
+
+
 @settings(max_examples=20, deadline=None)
 @given(st.lists(st.integers(1, 60), min_size=1, max_size=20), st.integers(0, 5))
 def test_how_operations_are_cut_into_blocks_changes_no_bit(cuts, seed):

@@ -253,7 +253,13 @@ class RankEvidence:
             return
         for tier, episode in enumerate(worker.current):
             column = group.members.index(member)
-            found.detector.hold_alarm(found.row, column, tier, is_alarm=episode is not None)
+            found.detector.hold_alarm(
+                found.row,
+                column,
+                tier,
+                is_alarm=episode is not None,
+                is_burst=episode is not None and episode.is_burst,
+            )
             if episode is not None:
                 worker.current[tier] = replace(
                     episode, since_op=0, onset=replace(episode.onset, segment=BEFORE_FIRST)

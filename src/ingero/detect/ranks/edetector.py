@@ -114,7 +114,11 @@ class EDetector:
         self.alarms.in_alarm[tier, group, worker] = is_alarm
         self.alarms.is_burst[tier, group, worker] = is_burst
         self.wealth.fast[:, tier, group, worker] = 0.0
-        self.wealth.burst_peak[tier, group, worker] = self.wealth.slow[BURST, tier, group, worker]
+        bursts = self.wealth.slow[BURST, tier, group, worker : worker + 1]
+        if is_burst:  # what makes an alarm has to be lost, beside new peers too
+            least = self.settings.log_threshold * self.persistence.block_length[tier, group]
+            np.maximum(bursts, least, out=bursts)
+        self.wealth.burst_peak[tier, group, worker] = bursts[0]
 
     def is_still_enough(
         self, group: int, tier: int, log_peak: float, *, is_burst: bool = False

@@ -157,9 +157,7 @@ class DetectionEngine:
         self._cap_changes: list[CapChange] = []
         self._detections: dict[str, _ClusterDetection] = {}
         self._replaying: set[str] = set()
-        self._generations = itertools.count(
-            1
-        )  # of all clusters: one that was forgotten comes back as another
+        self._generations = itertools.count(1)  # a cluster that was forgotten comes back as another
         refused = meter.counter(telemetry.REFUSED)
         self.refuse = {
             reason: refused.bound(reason=reason)
