@@ -191,12 +191,12 @@ METHODS = (
     ("CUSUM on log-ratio", cusum),
     ("e: rank bet", edetector(use_pooled=False, use_majority=False)),
     ("e: pooled bet", edetector(use_rank=False, use_majority=False)),
-    ("e: rank + pooled", edetector(use_majority=False, use_bursts=False)),
+    ("e: rank + pooled", edetector(use_majority=False, use_sums=False)),
     (
         "e: rank + pooled, no peeling",
-        edetector(use_majority=False, use_bursts=False, use_peeling=False),
+        edetector(use_majority=False, use_sums=False, use_peeling=False),
     ),
-    ("e: all but the burst bet", edetector(use_bursts=False)),
+    ("e: all but the sums bet", edetector(use_sums=False)),
     ("e: all bets (ingero)", edetector()),
 )
 """Name and function of every method, in the order of the table."""

@@ -88,10 +88,10 @@ def step_time_rows(settings):
             x, EDetectorSettings(**e, use_rank=False, use_majority=False)
         ),
         "e: rank + pooled": lambda x: _edetector_alarms(
-            x, EDetectorSettings(**e, use_majority=False, use_bursts=False)
+            x, EDetectorSettings(**e, use_majority=False, use_sums=False)
         ),
         "e: rank + pooled, no peeling": lambda x: _edetector_alarms(
-            x, EDetectorSettings(**e, use_majority=False, use_bursts=False, use_peeling=False)
+            x, EDetectorSettings(**e, use_majority=False, use_sums=False, use_peeling=False)
         ),
         "e: all bets (ingero)": lambda x: _edetector_alarms(x, EDetectorSettings(**e)),
     }

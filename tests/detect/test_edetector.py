@@ -78,13 +78,15 @@ def slow_edetector(costs, config):  # noqa: C901, PLR0912, PLR0915 - one loop th
     """One group, one operation at a time, as the specification reads; returns (op, worker, tier, is_alarm)."""
     n_ops, m = costs.shape
     need = math.log(1 / config.alpha)
-    s, half, rank, burst = (np.zeros((2, m)) for _ in range(4))
-    clear, burst_peak, last_p = (np.zeros((2, m)) for _ in range(3))
-    alarmed, by_bursts = np.zeros((2, m), bool), np.zeros((2, m), bool)
+    s, half, rank, sums = (np.zeros((2, m)) for _ in range(4))
+    clear, sums_peak = np.zeros((2, m)), np.zeros((2, m))
+    alarmed, by_sums = np.zeros((2, m), bool), np.zeros((2, m), bool)
     tau, tau_then = [1, 1], np.ones((2, m))
     history = [[] for _ in range(m)]  # residuals against all peers, peeled or not
     residuals = [[] for _ in range(m)]  # (op, residual, is usable) of each worker
     pool, renewed_at, weighed_at, crossings = [[] for _ in range(m)], 0, 0, []
+    own, others_own = [0.0] * m, [0.0] * m  # since the last span ended
+    spans, span_pool, spans_sorted_at = [[] for _ in range(m)], [[] for _ in range(m)], 0
 
     def bet(k, n, kappas):
         total = 0.0
@@ -101,8 +103,8 @@ def slow_edetector(costs, config):  # noqa: C901, PLR0912, PLR0915 - one loop th
         best = max(s[tier, i], half[tier, i], rank[tier, i])
         return best / tau[tier] + math.log(0.3)
 
-    def with_bursts(tier, i):
-        return max(evidence(tier, i), burst[tier, i] / tau[tier] + math.log(0.1))
+    def with_sums(tier, i):
+        return max(evidence(tier, i), sums[tier, i] / (1 + (tau[tier] - 1) / 8) + math.log(0.1))
 
     def weigh():
         known = [sorted(own) for own in pool if len(own) >= 8]
@@ -112,8 +114,8 @@ def slow_edetector(costs, config):  # noqa: C901, PLR0912, PLR0915 - one loop th
         for tier in range(2):
             for i in range(m):
                 longer = tau[tier] > tau_then[tier, i]
-                if alarmed[tier, i] and longer and with_bursts(tier, i) < need:
-                    alarmed[tier, i] = by_bursts[tier, i] = False
+                if alarmed[tier, i] and longer and with_sums(tier, i) < need:
+                    alarmed[tier, i] = by_sums[tier, i] = False
                     clear[tier, i] = 0.0
                     crossings.append((t - 1, i, tier, False))
 
@@ -123,6 +125,22 @@ def slow_edetector(costs, config):  # noqa: C901, PLR0912, PLR0915 - one loop th
             recent = [r for op, r in residuals[i] if op >= t - window]
             pool[i] = [] if alarmed[ALARM, i] else [r for r in recent if r is not None]
 
+    def renew_spans():
+        window = max(config.window_for(m) // 8, 4)
+        for i in range(m):
+            span_pool[i] = [] if alarmed[ALARM, i] else spans[i][-window:]
+
+    def bet_on_sums(tier, i, ratios, peers, new):
+        """Log of the mean of both bets on the spans that just ended."""
+        delta, others = config.slowdowns[tier], [r for j, r in peers if j != i]
+        rank = bet(
+            1 + sum(r > ratios[i] / (1 + delta) for r in others), len(others) + 1, RANK_KAPPAS
+        )
+        past = [np.float32(r) for j in range(m) if j != i for r in span_pool[j]]
+        v = np.float32(new[i] - math.log1p(delta))
+        pooled = bet(1 + sum(r >= v for r in past), len(past) + 1, POOLED_KAPPAS)
+        return math.log((rank + pooled) / 2)
+
     for t in range(n_ops):
         gap = min(max(renewed_at // 8, 1), 32, config.window_for(m))
         if t >= renewed_at + gap:
@@ -131,6 +149,12 @@ def slow_edetector(costs, config):  # noqa: C901, PLR0912, PLR0915 - one loop th
                 weighed_at = t
             renew(t)
             renewed_at = t
+        window = max(config.window_for(m) // 8, 4)
+        if t // 8 >= spans_sorted_at + min(max(spans_sorted_at // 8, 1), 32, window):
+            renew_spans()
+            spans_sorted_at = t // 8
+        if t % 8 == 0:
+            own, others_own = [0.0] * m, [0.0] * m
         new = []
         for i in range(m):
             others = [j for j in range(m) if j != i and not alarmed[ALARM, j]]
@@ -152,36 +176,48 @@ def slow_edetector(costs, config):  # noqa: C901, PLR0912, PLR0915 - one loop th
                 s[tier, i] = max(s[tier, i], 0) + math.log((slow + slow_p) / 2)
                 half[tier, i] = max(half[tier, i], 0) + math.log(upper)
                 rank[tier, i] = max(rank[tier, i], 0) + math.log(slow)
-                share = 0.0 if last_p[tier, i] > 3 else 0.1
-                last_p[tier, i] = slow_p
-                burst[tier, i] = max(burst[tier, i], 0) + math.log(1 - share + share * slow_p)
                 if alarmed[tier, i]:
                     clear[tier, i] = max(clear[tier, i], 0) + math.log((fast + fast_p) / 2)
+            own[i] += costs[t, i]
+            others_own[i] += middle
         for i in range(m):
             residuals[i].append((t, new[i]))
+        sums[:] = np.maximum(sums, 0)
+        if t % 8 == 7:
+            ratios = [a / b for a, b in zip(own, others_own, strict=True)]
+            peers = [(j, ratios[j]) for j in range(m) if not alarmed[ALARM, j]]
+            new = [
+                math.log(ratios[i] / statistics.median(r for j, r in peers if j != i))
+                for i in range(m)
+            ]
+            for tier, i in itertools.product(range(2), range(m)):
+                sums[tier, i] += bet_on_sums(tier, i, ratios, peers, new)
+            for i in range(m):
+                spans[i].append(new[i])
         before = alarmed.copy()
         for tier in range(2):
             for i in range(m):
                 is_more = evidence(tier, i) >= need
                 if before[tier, i]:
-                    burst_peak[tier, i] = max(burst_peak[tier, i], burst[tier, i])
-                    left = max(burst_peak[tier, i] - need * tau[tier], 0)
-                    lasts = by_bursts[tier, i] and burst[tier, i] > left
-                if not before[tier, i] and with_bursts(tier, i) >= need:
+                    sums_peak[tier, i] = max(sums_peak[tier, i], sums[tier, i])
+                    left = max(sums_peak[tier, i] - need * (1 + (tau[tier] - 1) / 8), 0)
+                    lasts = by_sums[tier, i] and sums[tier, i] > left
+                if not before[tier, i] and with_sums(tier, i) >= need:
                     tau_then[tier, i] = tau[tier]
                     crossings.append((t, i, tier, True))
-                    alarmed[tier, i], by_bursts[tier, i] = True, not is_more
-                    burst_peak[tier, i] = burst[tier, i]
+                    alarmed[tier, i], by_sums[tier, i] = True, not is_more
+                    sums_peak[tier, i] = sums[tier, i]
                 elif before[tier, i] and clear[tier, i] >= need * tau[tier] and not lasts:
                     crossings.append((t, i, tier, False))
-                    alarmed[tier, i] = by_bursts[tier, i] = False
-                    s[tier, i] = half[tier, i] = rank[tier, i] = burst[tier, i] = 0.0
+                    alarmed[tier, i] = by_sums[tier, i] = False
+                    s[tier, i] = half[tier, i] = rank[tier, i] = sums[tier, i] = 0.0
                 else:
                     continue
                 clear[tier, i] = 0.0
         if (before != alarmed).any():
             renew(t + 1)
-            renewed_at = t + 1
+            renew_spans()
+            renewed_at, spans_sorted_at = t + 1, (t + 1) // 8
     return crossings, s
 
 
@@ -204,22 +240,22 @@ def test_the_detector_agrees_with_a_loop_through_alarms_peeling_and_clearing(see
 
 def add_bursts(costs, since, until, every, factor, seed=0):
     """Make a worker of the first group slow in one operation of so many, at random."""
-    is_burst = np.random.default_rng(seed).random(until - since) < 1 / every
-    costs[since:until, 0, 1] *= np.where(is_burst, factor, 1.0)
+    by_sums = np.random.default_rng(seed).random(until - since) < 1 / every
+    costs[since:until, 0, 1] *= np.where(by_sums, factor, 1.0)
     return costs
 
 
 @pytest.mark.parametrize("seed", [0, 2, 11])
 def test_the_detector_agrees_with_the_loop_where_a_worker_is_slow_in_bursts(seed):
-    costs = add_bursts(lognormal(seed, (420, 1, 4)), 20, 200, 10, 3.0, seed)
+    costs = add_bursts(lognormal(seed, (400, 1, 4)), 20, 240, 10, 3.0, seed)
     config = EDetectorSettings(alpha=1e-4)
     expected, evidence = slow_edetector(costs[:, 0], config)
     found = EDetector(4, config)
     crossings = feed(found, found.add_groups(1), costs)
     got = [(c.op, c.worker, c.tier, c.is_alarm) for c in crossings]
     assert sorted(got) == sorted(expected)
-    assert any(c.is_burst for c in crossings)
-    assert any(not c.is_alarm and c.op > 200 for c in crossings), "it cleared after the bursts"
+    assert any(c.by_sums for c in crossings)
+    assert any(not c.is_alarm and c.op > 240 for c in crossings), "it cleared after the bursts"
     assert found.wealth.slow[0, :, 0] == pytest.approx(evidence, abs=1e-6)
 
 
@@ -229,23 +265,23 @@ def test_a_worker_that_is_slow_in_bursts_is_found_once_and_clears_when_they_end(
         costs = add_bursts(lognormal(seed, (2500, 1, 4)), 500, 1500, 10, 3.0, seed)
         found, groups = detector(1, 4)
         alarm, clear = [c for c in feed(found, groups, costs) if c.tier == ALARM]
-        assert (alarm.worker, alarm.is_burst, alarm.is_alarm) == (1, True, True)
+        assert (alarm.worker, alarm.by_sums, alarm.is_alarm) == (1, True, True)
         assert 500 <= alarm.onset_op <= 560, "the last time at which the wealth left 0"
         assert alarm.op < 900
         assert not clear.is_alarm
         assert 1500 <= clear.op < 2100
     costs = add_bursts(lognormal(0, (2500, 1, 4)), 500, 1500, 10, 3.0)
-    found, groups = detector(1, 4, use_bursts=False)
+    found, groups = detector(1, 4, use_sums=False)
     assert feed(found, groups, costs) == []
 
 
-@pytest.mark.parametrize("is_burst", [True, False])
-def test_an_alarm_for_bursts_lasts_beside_new_peers_while_they_go_on(is_burst):
+@pytest.mark.parametrize("by_sums", [True, False])
+def test_an_alarm_for_bursts_lasts_beside_new_peers_while_they_go_on(by_sums):
     costs = add_bursts(lognormal(0, (1000, 1, 4)), 0, 1000, 10, 3.0)
     found, groups = detector(1, 4)
-    found.hold_alarm(0, 1, ALARM, is_alarm=True, is_burst=is_burst)
+    found.hold_alarm(0, 1, ALARM, is_alarm=True, by_sums=by_sums)
     feed(found, groups, costs[:90])
-    assert found.alarms.in_alarm[ALARM, 0, 1] == is_burst
+    assert found.alarms.in_alarm[ALARM, 0, 1] == by_sums
     feed(found, groups, lognormal(1, (1000, 1, 4)))
     assert not found.alarms.in_alarm[ALARM, 0, 1]
 
@@ -492,8 +528,8 @@ def test_a_small_slowdown_beside_a_noisy_peer_is_noticed_by_its_rank():
     rng = np.random.default_rng(15)
     costs = np.exp(rng.standard_normal((460, 40, 4)) * [0.01, 0.01, 0.04, 0.01]) * 1e8
     costs[260:, :, 1] *= 1.04
-    found, groups = detector(40, 4)
-    crossings = [c for c in feed(found, groups, costs) if c.is_alarm and not c.is_burst]
+    found, groups = detector(40, 4, use_sums=False)
+    crossings = [c for c in feed(found, groups, costs) if c.is_alarm]
     assert {(c.worker, c.tier) for c in crossings} == {(1, NOTICE)}
     in_time = {c.group for c in crossings if 260 <= c.op < 460}
     assert len(in_time) >= 36

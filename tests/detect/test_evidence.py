@@ -8,8 +8,8 @@ from ingero.detect.groups import PeerGroup
 from ingero.detect.ranks.settings import ALARM, EDetectorSettings
 
 
-@pytest.mark.parametrize("is_burst", [True, False])
-def test_a_worker_in_alarm_for_bursts_stays_so_beside_new_peers(is_burst):
+@pytest.mark.parametrize("by_sums", [True, False])
+def test_a_worker_in_alarm_for_bursts_stays_so_beside_new_peers(by_sums):
     evidence = RankEvidence(EDetectorSettings(), 0)
     evidence.grow(4)
     worker = evidence.of_worker(1)
@@ -22,10 +22,10 @@ def test_a_worker_in_alarm_for_bursts_stays_so_beside_new_peers(is_burst):
         n_ops_to_detect=1,
         is_pooled=True,
         log10_evidence=6.0,
-        is_burst=is_burst,
+        by_sums=by_sums,
     )
     group = PeerGroup(0, [0, 1, 2, 3], is_open=True)
     evidence.add_group(group)
     alarms = evidence.of_group(group).detector.alarms
     assert alarms.in_alarm[ALARM, 0].tolist() == [False, True, False, False]
-    assert alarms.is_burst[ALARM, 0].tolist() == [False, is_burst, False, False]
+    assert alarms.by_sums[ALARM, 0].tolist() == [False, by_sums, False, False]

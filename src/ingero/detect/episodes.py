@@ -44,7 +44,8 @@ class AlarmEpisode:
         detected_ns: Entry of the operation at which evidence sufficed.
         n_ops_to_detect: Operations from onset to there, both included.
         is_pooled: The pooled bet's wealth had grown more.
-        is_burst: The burst bet's wealth alone sufficed: it is slow in some operations and as fast as its peers between.
+        by_sums: The sums bet's wealth alone sufficed, as where a worker is slow in some operations and as fast as its
+            peers between.
         log10_evidence: At detection.
         cleared_ns: Entry of the operation at which it cleared; None while it is open.
         own_ns: Compared own time of the episode, once it cleared.
@@ -68,7 +69,7 @@ class AlarmEpisode:
     slowdown: Slowdown | None = None
     cleared_segment: int | None = None
     log_peak: float = 0.0
-    is_burst: bool = False
+    by_sums: bool = False
 
 
 def remember_episode(past: list[AlarmEpisode], episode: AlarmEpisode) -> None:

@@ -45,7 +45,7 @@ class WorkerEvidence:
         current: Episode that is open, per tier.
         past: Episodes that cleared, oldest first; see `remember_episode`.
         onset: Per tier.
-        burst_onset: Likewise, where its bursts began.
+        sums_onset: Likewise, by the sums bet.
     """
 
     n_ops: int = 0
@@ -55,7 +55,7 @@ class WorkerEvidence:
     current: list[AlarmEpisode | None] = field(default_factory=lambda: [None] * N_TIERS)
     past: list[AlarmEpisode] = field(default_factory=list)
     onset: list[OnsetState] = field(default_factory=lambda: [OnsetState()] * N_TIERS)
-    burst_onset: list[OnsetState] = field(default_factory=lambda: [OnsetState()] * N_TIERS)
+    sums_onset: list[OnsetState] = field(default_factory=lambda: [OnsetState()] * N_TIERS)
 
 
 @dataclass(slots=True)
@@ -258,7 +258,7 @@ class RankEvidence:
                 column,
                 tier,
                 is_alarm=episode is not None,
-                is_burst=episode is not None and episode.is_burst,
+                by_sums=episode is not None and episode.by_sums,
             )
             if episode is not None:
                 worker.current[tier] = replace(
@@ -296,7 +296,7 @@ class RankEvidence:
         if episode.cleared_ns is None or found.detector is None:
             return True
         return found.detector.is_still_enough(
-            found.row, episode.tier, episode.log_peak, is_burst=episode.is_burst
+            found.row, episode.tier, episode.log_peak, by_sums=episode.by_sums
         )
 
     def slowdown(self, group: PeerGroup, worker: int, since_op: int) -> Slowdown | None:
@@ -391,12 +391,12 @@ class RankEvidence:
         self, detector: EDetector, row: int, group: PeerGroup, compared: _Summed, first_op: int
     ) -> None:
         """Note where the runs that began in this block began, for an alarm in a later one."""
-        for of_bursts in (False, True):
-            for tier, column, op in detector.onsets_since(row, first_op, of_bursts=of_bursts):
+        for of_sums in (False, True):
+            for tier, column, op in detector.onsets_since(row, first_op, of_sums=of_sums):
                 member = group.members[column]
                 if self._homes[member] is group:
                     worker = self._workers[member]
-                    onsets = worker.burst_onset if of_bursts else worker.onset
+                    onsets = worker.sums_onset if of_sums else worker.onset
                     onsets[tier] = _onset_at(compared, op, first_op, column)
 
     def _cross(
@@ -432,7 +432,7 @@ class RankEvidence:
         onset = (
             _onset_at(compared, crossing.onset_op, first_op, column)
             if crossing.onset_op >= first_op
-            else (worker.burst_onset if crossing.is_burst else worker.onset)[crossing.tier]
+            else (worker.sums_onset if crossing.by_sums else worker.onset)[crossing.tier]
         )
         worker.current[crossing.tier] = AlarmEpisode(
             tier=crossing.tier,
@@ -442,7 +442,7 @@ class RankEvidence:
             detected_ns=entry_ns,
             n_ops_to_detect=crossing.op - crossing.onset_op + 1,
             is_pooled=crossing.is_pooled,
-            is_burst=crossing.is_burst,
+            by_sums=crossing.by_sums,
             log10_evidence=crossing.log10_evidence,
         )
 

@@ -206,7 +206,9 @@ def _weigh(facts: Facts, worker: int, episode: AlarmEpisode) -> WorkerFinding | 
     n_peers = len(known.group.members)
     ended = "" if episode.cleared_ns is None else ", and recovered"
     beside = f", beyond the {shared:.2f}× that its replica shares" if shared > 1.0 else ""
-    how = f"{beside}, in bursts" if episode.is_burst else beside
+    # What a median operation shows is less than half of what the sum does.
+    in_bursts = episode.by_sums and slowdown is not None and 2 * (median - 1.0) <= ratio - 1.0
+    how = f"{beside}, in bursts" if in_bursts else beside
     return WorkerFinding(
         VerdictKind.CULPRIT if is_culprit else VerdictKind.DRAG,
         f"own time {ratio:.2f}× that of its {n_peers - 1} peers{how}, {format_duration(excess_ns)} in all{ended}",

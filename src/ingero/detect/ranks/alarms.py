@@ -24,7 +24,7 @@ class Crossing:
         is_alarm: True for entering, False for leaving.
         log10_evidence: Of S when entering, of the reversed test when clearing.
         is_pooled: The pooled bet's wealth had grown more than that of the bets on ranks.
-        is_burst: The burst bet's wealth alone sufficed.
+        by_sums: The sums bet's wealth alone sufficed.
         is_retracted: It left because the effective block length turned out to be longer.
         log_peak: Natural log of the greatest wealth, at an effective block length of 1.
     """
@@ -37,7 +37,7 @@ class Crossing:
     is_alarm: bool
     log10_evidence: float = 0.0
     is_pooled: bool = False
-    is_burst: bool = False
+    by_sums: bool = False
     is_retracted: bool = False
     log_peak: float = 0.0
 
@@ -51,8 +51,8 @@ class Alarms:
     Attributes:
         in_alarm: Shape (2 tiers, G, m).
         onset_op: Ordinal at which the change point's sum last left 0, shape (2 tiers, G, m); fixed while in alarm.
-        burst_op: Likewise the burst bet's wealth.
-        is_burst: Which alarms the burst bet alone raised, shape (2 tiers, G, m).
+        sums_op: Likewise the sums bet's wealth.
+        by_sums: Which alarms the sums bet alone raised, shape (2 tiers, G, m).
         block_length: Effective block length at which each entered, shape (2 tiers, G, m).
     """
 
@@ -60,14 +60,14 @@ class Alarms:
         shape = (N_TIERS, 0, n_peers)
         self.in_alarm: BoolArray = np.zeros(shape, bool)
         self.onset_op: IntArray = np.zeros(shape, np.int64)
-        self.burst_op: IntArray = np.zeros(shape, np.int64)
-        self.is_burst: BoolArray = np.zeros(shape, bool)
+        self.sums_op: IntArray = np.zeros(shape, np.int64)
+        self.by_sums: BoolArray = np.zeros(shape, bool)
         self.block_length: FloatArray = np.ones(shape)
 
     def add_groups(self, n_groups: int) -> None:
         """Add groups without history."""
         self.in_alarm = append_groups(self.in_alarm, n_groups, 1)
         self.onset_op = append_groups(self.onset_op, n_groups, 1)
-        self.burst_op = append_groups(self.burst_op, n_groups, 1)
-        self.is_burst = append_groups(self.is_burst, n_groups, 1)
+        self.sums_op = append_groups(self.sums_op, n_groups, 1)
+        self.by_sums = append_groups(self.by_sums, n_groups, 1)
         self.block_length = append_groups(self.block_length, n_groups, 1, 1.0)

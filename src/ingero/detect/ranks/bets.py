@@ -1,4 +1,4 @@
-"""The bets of a block of operations: rank, pooled, majority, burst; for workers in alarm those on "fast again" too."""
+"""The bets of a block of operations: rank, pooled, majority; for workers in alarm those on "fast again" too."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from ingero.detect.ranks.e_values import POOLED_KAPPAS, RANK_KAPPAS, grid_bet, m
 from ingero.detect.ranks.past_residuals import PastResiduals
 from ingero.detect.ranks.settings import MIN_PEERS, N_TIERS, EDetectorSettings
 from ingero.detect.ranks.wealth import (
-    BURST,
     COMBINED,
     DRIFT,
     LEADERS,
@@ -24,10 +23,6 @@ from ingero.detect.ranks.wealth import (
 from ingero.detect.sorted_rows import count_below, count_level
 from ingero.model.arrays import BoolArray, FloatArray, IntArray
 
-BURST_SHARE: Final = 0.1
-"""Part of its wealth that the burst bet puts on the pooled bet in each operation; the rest is kept."""
-BURST_E_VALUE: Final = 3.0
-"""An operation is a burst when the pooled bet on it is worth more, as in the slowest fiftieth of the past ones."""
 _MAX_DRIFT: Final = 2.0
 """A residual moves the change point's sum by at most this many log(1 + δ)."""
 
@@ -109,15 +104,13 @@ def place_bets(
     settings: EDetectorSettings,
     positions: Positions,
     pooled: list[FloatArray],
-    has_burst: BoolArray,
 ) -> Bets:
-    """All bets of a block; those against "fast" where the pooled ones are given for both sides.
+    """All bets of a block but those on sums; those against "fast" where the pooled ones are given for both sides.
 
     Args:
         settings: Which bets are placed.
         positions: Among peers.
         pooled: As `pooled_bets` returns them.
-        has_burst: Where the operation before was a burst already, shape (T, 2 tiers, g, m): such a run counts once.
     """
     shape = positions.residuals.shape
 
@@ -138,8 +131,6 @@ def place_bets(
         slow[:, MAJORITY] = by_time(
             majority_bet(positions.slower, positions.level, positions.n_grid)
         )
-    if settings.has_bursts:
-        slow[:, BURST] = np.where(has_burst, 1.0, 1.0 + BURST_SHARE * (pooled[0] - 1.0))
     np.log(slow[:, :DRIFT], out=slow[:, :DRIFT])
     slow[:, DRIFT] = _drift(positions.residuals, settings.log_slowdowns[:, None, None])
     return Bets(slow, np.log(combined[1])[:, None] if len(combined) > 1 else None)

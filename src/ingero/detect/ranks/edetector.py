@@ -17,10 +17,10 @@ One process is the mean of both, one the rank bet alone, which grows steadily wh
 
 - *Majority bet*: it stands in the upper half of its peers. Two slow workers of a group of four hide from both bets
   above, each behind the other; each of them is in the upper half every time. Needs no more than the rank bet.
-- *Burst bet*: the pooled bet with a tenth of the wealth. A worker that is slow in one operation of ten loses with the
-  bets above in the nine others what it wins in that one. Slow operations one after another count once: a heavy step is
-  no burst, and for what lasts there are the other bets. An alarm that it alone raised clears only once its wealth
-  has lost again what makes an alarm: between bursts the worker is as fast as its peers.
+- *Sums bet*: the mean of the rank and pooled bets on the sums of eight operations (`ingero.detect.ranks.sums`). A
+  worker that is slow in one operation of ten loses with the bets above in the nine others what it wins in that one. An
+  alarm that it alone raised clears only once its wealth has lost again what makes an alarm: in most operations such a
+  worker is as fast as its peers.
 
 All bets count operations as new evidence, yet a heavy batch is heavy twice, and a heavy step for hundreds of
 operations. Where causes that operations share reach beyond δ, wealth counts with its τ-th root, τ being the effective
@@ -45,30 +45,32 @@ import numpy as np
 
 from ingero.detect.ranks.alarms import Alarms, Crossing
 from ingero.detect.ranks.autocorrelation import residuals_among_all
-from ingero.detect.ranks.bets import BURST_E_VALUE, find_positions, place_bets, pooled_bets
+from ingero.detect.ranks.bets import find_positions, place_bets, pooled_bets
 from ingero.detect.ranks.past_residuals import PastResiduals
 from ingero.detect.ranks.persistence import Persistence
 from ingero.detect.ranks.settings import ALARM, N_TIERS, EDetectorSettings
+from ingero.detect.ranks.sums import SpanBets, SpanSums
 from ingero.detect.ranks.wealth import (
-    BURST,
     DRIFT,
     MAJORITY,
     POOLED,
     RANK,
+    SUMS,
     Bets,
     Growth,
     Wealth,
+    count_spans,
 )
 from ingero.detect.stacking import append_groups, as_slice, is_uniform, pick_time
 from ingero.model.arrays import BoolArray, FloatArray, IntArray
 
 
 @dataclass(frozen=True, slots=True)
-class _Bursts:
-    """Alarms that the burst bet alone raised, after each operation of a block; shapes (T, 2 tiers, g, m).
+class _SumsAlarms:
+    """Alarms that the sums bet alone raised, after each operation of a block; shapes (T, 2 tiers, g, m).
 
     Attributes:
-        peak: Greatest wealth of the burst bet since the alarm.
+        peak: Greatest wealth of the sums bet since the alarm.
         lasts: Which cannot clear yet, because that wealth has not lost what makes an alarm.
     """
 
@@ -97,7 +99,9 @@ class EDetector:
         self.wealth = Wealth(n_peers, settings.log_weights)
         self.alarms = Alarms(n_peers)
         self.persistence = Persistence(n_peers, settings)
-        self._past = PastResiduals(n_peers, settings.window_for(n_peers))
+        window = settings.window_for(n_peers)
+        self._past = PastResiduals(n_peers, window)
+        self._sums = SpanSums(n_peers, window) if settings.has_sums else None
 
     def add_groups(self, n_groups: int) -> IntArray:
         """Add groups without history; returns their indices."""
@@ -105,27 +109,29 @@ class EDetector:
         self.n_ops = append_groups(self.n_ops, n_groups)
         for part in (self.wealth, self.alarms, self.persistence, self._past):
             part.add_groups(n_groups)
+        if self._sums is not None:
+            self._sums.add_groups(n_groups)
         return np.arange(first, first + n_groups)
 
     def hold_alarm(
-        self, group: int, worker: int, tier: int, *, is_alarm: bool, is_burst: bool = False
+        self, group: int, worker: int, tier: int, *, is_alarm: bool, by_sums: bool = False
     ) -> None:
         """Set whether a worker is in alarm, also by its former peers; only evidence that it is fast again clears it."""
         self.alarms.in_alarm[tier, group, worker] = is_alarm
-        self.alarms.is_burst[tier, group, worker] = is_burst
+        self.alarms.by_sums[tier, group, worker] = by_sums
         self.wealth.fast[:, tier, group, worker] = 0.0
-        bursts = self.wealth.slow[BURST, tier, group, worker : worker + 1]
-        if is_burst:  # what makes an alarm has to be lost, beside new peers too
-            least = self.settings.log_threshold * self.persistence.block_length[tier, group]
-            np.maximum(bursts, least, out=bursts)
-        self.wealth.burst_peak[tier, group, worker] = bursts[0]
+        sums = self.wealth.slow[SUMS, tier, group, worker : worker + 1]
+        if by_sums:  # what makes an alarm has to be lost, beside new peers too
+            n_spans = count_spans(self.persistence.block_length[tier, group])
+            np.maximum(sums, self.settings.log_threshold * n_spans, out=sums)
+        self.wealth.sums_peak[tier, group, worker] = sums[0]
 
     def is_still_enough(
-        self, group: int, tier: int, log_peak: float, *, is_burst: bool = False
+        self, group: int, tier: int, log_peak: float, *, by_sums: bool = False
     ) -> bool:
         """Whether an alarm's greatest wealth would suffice at the effective block length that is known now."""
         length = float(self.persistence.block_length[tier, group])
-        evidence = self.wealth.log_evidence_of(np.array(log_peak), length, is_burst=is_burst)
+        evidence = self.wealth.log_evidence_of(np.array(log_peak), length, by_sums=by_sums)
         return bool(evidence >= self.settings.log_threshold)
 
     def log_evidence(self, groups: IntArray) -> FloatArray:
@@ -170,7 +176,7 @@ class EDetector:
         while (left := np.flatnonzero(done < n_ops)).size:
             chosen = groups[left]
             crossings += self._renew(chosen)
-            room = self._past.ops_to_sort(chosen, self.n_ops[chosen])
+            room = self._ops_to_sort(chosen)
             length = np.minimum(n_ops[left] - done[left], room)
             offset = np.arange(int(length.max()))[:, None]
             if left.size == groups.size and is_uniform(done) and is_uniform(length):
@@ -184,18 +190,30 @@ class EDetector:
             done[left] += taken
         return crossings, residuals
 
+    def _ops_to_sort(self, groups: IntArray) -> IntArray:
+        """How many operations may still use the order of what was seen as it is, shape (g,)."""
+        n_ops = self.n_ops[groups]
+        room = self._past.ops_to_sort(groups, n_ops)
+        if self._sums is None:
+            return room
+        return np.minimum(room, self._sums.ops_to_sort(groups, n_ops))
+
     def _renew(self, groups: IntArray) -> list[Crossing]:
-        """Sort the residual windows of the groups that are due; returns alarms that this retracts."""
-        due = groups[self._past.ops_to_sort(groups, self.n_ops[groups]) <= 0]
-        if not due.size:
-            return []
-        stale = self.persistence.find_due(due, self.n_ops[due])
+        """Sort what was seen of the groups that are due; returns alarms that this retracts."""
+        n_ops = self.n_ops[groups]
+        due = groups[self._past.ops_to_sort(groups, n_ops) <= 0]
         lost: list[Crossing] = []
-        if stale.size:
-            reach = self._past.typical_reach(stale)
-            self.persistence.estimate(stale, self.n_ops[stale], reach)
-            lost = self._retract(stale)
-        self._past.sort(due, self.n_ops[due], self._peeled(due))
+        if due.size:
+            stale = self.persistence.find_due(due, self.n_ops[due])
+            if stale.size:
+                reach = self._past.typical_reach(stale)
+                self.persistence.estimate(stale, self.n_ops[stale], reach)
+                lost = self._retract(stale)
+            self._past.sort(due, self.n_ops[due], self._peeled(due))
+        if self._sums is not None:
+            due = groups[self._sums.ops_to_sort(groups, n_ops) <= 0]
+            if due.size:
+                self._sums.sort(due, self.n_ops[due], self._peeled(due))
         return lost
 
     def _retract(self, due: IntArray) -> list[Crossing]:
@@ -218,36 +236,40 @@ class EDetector:
 
     def _place_bets(
         self, groups: IntArray, costs: FloatArray
-    ) -> tuple[Bets, BoolArray, FloatArray]:
-        """Bets of a block, which operations are bursts, shape (T, 2 tiers, g, m), and residuals, shape (T, g, m)."""
+    ) -> tuple[Bets, SpanBets | None, FloatArray]:
+        """Bets of a block, those on sums among them and beside them, and residuals, shape (T, g, m)."""
         here, both_sides = as_slice(groups), bool(self.alarms.in_alarm[:, as_slice(groups)].any())
-        positions = find_positions(costs, self._peeled(groups), self.persistence.limits[:, here])
+        is_peeled, limits = self._peeled(groups), self.persistence.limits[:, here]
+        positions = find_positions(costs, is_peeled, limits)
         residuals = positions.residuals
         if self.settings.use_pooled:
-            limits = self.persistence.log_limits[:, here]
-            pooled = pooled_bets(self._past, groups, residuals, limits, both_sides=both_sides)
+            log_limits = self.persistence.log_limits[:, here]
+            pooled = pooled_bets(self._past, groups, residuals, log_limits, both_sides=both_sides)
         else:
             ones = np.ones((residuals.shape[0], N_TIERS, *residuals.shape[1:]))
             pooled = [ones] * (1 + both_sides)
-        is_burst = pooled[0] > BURST_E_VALUE
-        has_burst = np.concatenate([self.wealth.is_burst[None, :, here], is_burst[:-1]])
-        bets = place_bets(self.settings, positions, pooled, has_burst)
-        return bets, is_burst, residuals
+        bets = place_bets(self.settings, positions, pooled)
+        if self._sums is None:
+            return bets, None, residuals
+        n_ops = self.n_ops[groups]
+        on_sums = self._sums.place_bets(groups, n_ops, costs, residuals, is_peeled, limits)
+        on_sums.add_to(bets.slow[:, SUMS])
+        return bets, on_sums, residuals
 
     def _advance(
         self, groups: IntArray, costs: FloatArray, length: IntArray, crossings: list[Crossing]
     ) -> tuple[IntArray, FloatArray]:
         """Advance by a block up to each group's first crossing; returns operations per group, and the residuals."""
-        bets, is_burst, residuals = self._place_bets(groups, costs)
+        bets, on_sums, residuals = self._place_bets(groups, costs)
         here, need = as_slice(groups), self.settings.log_threshold
         was = self.alarms.in_alarm[:, here].copy()
         growth = self.wealth.grow(here, bets, was)
         is_crossing = ~was & (self._evidence(growth.slow, groups) >= need)
-        bursts = self._follow_bursts(growth, groups)
+        of_sums = self._follow_sums(growth, groups)
         if growth.fast is not None:
             block_length = self.persistence.block_length[:, here, None]
             is_over = was & (growth.fast[:, 0] >= need * block_length)
-            is_crossing |= is_over if bursts is None else is_over & ~bursts.lasts
+            is_crossing |= is_over if of_sums is None else is_over & ~of_sums.lasts
         is_any, taken = bool(is_crossing.any()), length
         if is_any:
             happens = is_crossing.any(axis=(1, 3))
@@ -257,27 +279,30 @@ class EDetector:
         self._past.store(groups, before, residuals, taken)
         self._note_means(groups, costs, residuals, taken)
         self.wealth.store(here, growth, at, was)
-        self.wealth.is_burst[:, here] = pick_time(is_burst, at)
-        if bursts is not None:
-            self.wealth.burst_peak[:, here] = pick_time(bursts.peak, at)
+        if on_sums is not None and self._sums is not None:
+            self._sums.store(groups, before, on_sums, taken)
+        if of_sums is not None:
+            self.wealth.sums_peak[:, here] = pick_time(of_sums.peak, at)
         starts = pick_time(growth.starts, at)
-        for kept, start in zip((self.alarms.onset_op, self.alarms.burst_op), starts, strict=True):
+        for kept, start in zip((self.alarms.onset_op, self.alarms.sums_op), starts, strict=True):
             kept[:, here] = np.where((start < 0) | was, kept[:, here], before[:, None] + start)
         self.n_ops[here] += taken
         if is_any and (crossed := pick_time(is_crossing, at)).any():
             self._cross(groups, crossed, crossings)
         return taken, residuals
 
-    def _follow_bursts(self, growth: Growth, groups: IntArray) -> _Bursts | None:
-        """What becomes of alarms that the burst bet alone raised; None where there are none."""
+    def _follow_sums(self, growth: Growth, groups: IntArray) -> _SumsAlarms | None:
+        """What becomes of alarms that the sums bet alone raised; None where there are none."""
         here = as_slice(groups)
-        is_burst = self.alarms.is_burst[:, here]
-        if not is_burst.any():
+        by_sums = self.alarms.by_sums[:, here]
+        if not by_sums.any():
             return None
-        now = growth.slow[:, BURST]
-        peak = np.maximum(np.maximum.accumulate(now, axis=0), self.wealth.burst_peak[:, here])
-        lost = self.settings.log_threshold * self.persistence.block_length[:, here, None]
-        return _Bursts(peak, is_burst & (now > np.maximum(peak - lost, 0.0)))
+        now = growth.slow[:, SUMS]
+        peak = np.maximum(np.maximum.accumulate(now, axis=0), self.wealth.sums_peak[:, here])
+        lost = self.settings.log_threshold * count_spans(
+            self.persistence.block_length[:, here, None]
+        )
+        return _SumsAlarms(peak, by_sums & (now > np.maximum(peak - lost, 0.0)))
 
     def _note_means(
         self, groups: IntArray, costs: FloatArray, residuals: FloatArray, taken: IntArray
@@ -296,11 +321,11 @@ class EDetector:
             group = int(groups[g])
             is_alarm = not alarms.in_alarm[tier, group, worker]
             slow = wealth.slow[:, tier, group, worker]
-            best_other = wealth.log_evidence_of(slow[:BURST].max(), block_length[tier, group])
-            is_burst = is_alarm and bool(best_other < self.settings.log_threshold)
-            was_burst = bool(alarms.is_burst[tier, group, worker])
-            peaks = wealth.burst_peak if was_burst else wealth.peak
-            began = alarms.burst_op if is_burst else alarms.onset_op
+            best_other = wealth.log_evidence_of(slow[:SUMS].max(), block_length[tier, group])
+            by_sums = is_alarm and bool(best_other < self.settings.log_threshold)
+            was_by_sums = bool(alarms.by_sums[tier, group, worker])
+            peaks = wealth.sums_peak if was_by_sums else wealth.peak
+            began = alarms.sums_op if by_sums else alarms.onset_op
             log_s = (
                 self.log_evidence(groups[[g]])[tier, 0, worker]
                 if is_alarm
@@ -315,24 +340,27 @@ class EDetector:
                     onset_op=int(began[tier, group, worker]),
                     is_alarm=is_alarm,
                     log10_evidence=float(log_s) / math.log(10.0),
-                    is_pooled=is_burst or bool(slow[POOLED] > max(slow[RANK], slow[MAJORITY])),
-                    is_burst=is_burst,
-                    log_peak=float(slow[BURST] if is_burst else peaks[tier, group, worker]),
+                    is_pooled=by_sums or bool(slow[POOLED] > max(slow[RANK], slow[MAJORITY])),
+                    by_sums=by_sums,
+                    log_peak=float(slow[SUMS] if by_sums else peaks[tier, group, worker]),
                 )
             )
-            self.hold_alarm(group, worker, tier, is_alarm=is_alarm, is_burst=is_burst)
+            self.hold_alarm(group, worker, tier, is_alarm=is_alarm, by_sums=by_sums)
             alarms.block_length[tier, group, worker] = block_length[tier, group]
             if not is_alarm:
                 slow[:] = 0.0
         changed = groups[here.any(axis=(0, 2))]
-        self._past.sort(changed, self.n_ops[changed], self._peeled(changed))
+        n_ops, is_peeled = self.n_ops[changed], self._peeled(changed)
+        self._past.sort(changed, n_ops, is_peeled)
+        if self._sums is not None:
+            self._sums.sort(changed, n_ops, is_peeled)
 
     def onsets_since(
-        self, group: int, op: int, *, of_bursts: bool = False
+        self, group: int, op: int, *, of_sums: bool = False
     ) -> list[tuple[int, int, int]]:
         """Tier, worker and ordinal of each run of slowness that began at an operation or later and has not ended."""
         alarms = self.alarms
-        began = (alarms.burst_op if of_bursts else alarms.onset_op)[:, group]
-        wealth = self.wealth.slow[BURST if of_bursts else DRIFT, :, group]
+        began = (alarms.sums_op if of_sums else alarms.onset_op)[:, group]
+        wealth = self.wealth.slow[SUMS if of_sums else DRIFT, :, group]
         at = np.argwhere((began >= op) & (wealth > 0.0)).tolist()
         return [(tier, worker, int(began[tier, worker])) for tier, worker in at]

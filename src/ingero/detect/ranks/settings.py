@@ -15,8 +15,10 @@ NOTICE: Final = 1
 N_TIERS: Final = 2
 MIN_PEERS: Final = 3
 """Fewest comparable workers, the judged one included."""
-BURST_BUDGET: Final = 0.1
-"""Share of the budget of false alarms that the burst bet has; the others lose hardly anything by it."""
+SUMS_BUDGET: Final = 0.1
+"""Share of the budget of false alarms that the sums bet has; the others lose hardly anything by it."""
+SPAN_OPS: Final = 8
+"""Operations whose sum is one bet: enough that bursts even out, few enough that some seconds have many of them."""
 _POOL_TARGET: Final = 4096
 _MIN_WINDOW: Final = 4
 
@@ -35,7 +37,7 @@ class EDetectorSettings:
         use_pooled: Place the pooled bet.
         use_peeling: Take workers in alarm out of the reference.
         use_majority: Place the majority bet; a rank bet too, so never without those.
-        use_bursts: Place the burst bet; never without both of the first two.
+        use_sums: Place the sums bet; never without both of the first two.
         dependent_ops: Least effective block length where shared causes in residuals reach beyond δ.
         notice_spread: The notice tier's δ is raised to this many standard deviations of the persistent bias of the
             worker's peers (`ingero.detect.ranks.persistence`), to the alarm tier's at most; 0 never raises it.
@@ -49,7 +51,7 @@ class EDetectorSettings:
     use_pooled: bool = True
     use_peeling: bool = True
     use_majority: bool = True
-    use_bursts: bool = True
+    use_sums: bool = True
     dependent_ops: int = 2
     notice_spread: float = 0.0
 
@@ -78,13 +80,13 @@ class EDetectorSettings:
         return self.use_majority and self.use_rank
 
     @property
-    def has_bursts(self) -> bool:
-        """Whether the burst bet is placed."""
-        return self.use_bursts and self.use_rank and self.use_pooled
+    def has_sums(self) -> bool:
+        """Whether the sums bet is placed."""
+        return self.use_sums and self.use_rank and self.use_pooled
 
     @property
     def log_weights(self) -> FloatArray:
-        """Natural logs of the budget's shares of the first processes, which are alike, and of the burst bet's."""
+        """Natural logs of the budget's shares of the first processes, which are alike, and of the sums bet's."""
         n_alike = 1 + (self.use_rank and self.use_pooled) + self.has_majority
-        for_bursts = BURST_BUDGET if self.has_bursts else 0.0
-        return np.log([(1.0 - for_bursts) / n_alike, BURST_BUDGET])
+        for_sums = SUMS_BUDGET if self.has_sums else 0.0
+        return np.log([(1.0 - for_sums) / n_alike, SUMS_BUDGET])

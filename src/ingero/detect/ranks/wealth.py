@@ -12,20 +12,20 @@ from typing import Final
 
 import numpy as np
 
-from ingero.detect.ranks.settings import N_TIERS
+from ingero.detect.ranks.settings import N_TIERS, SPAN_OPS
 from ingero.detect.stacking import append_groups, pick_time
 from ingero.model.arrays import BoolArray, FloatArray, IntArray
 
 COMBINED: Final = 0
 RANK: Final = 1
 MAJORITY: Final = 2
-BURST: Final = 3
+SUMS: Final = 3
 POOLED: Final = 4
 DRIFT: Final = 5
-LEADERS: Final = (COMBINED, RANK, MAJORITY, BURST, COMBINED, DRIFT)
+LEADERS: Final = (COMBINED, RANK, MAJORITY, SUMS, COMBINED, DRIFT)
 """Rows of wealth, the four processes that raise alarms first: the row by whose value each row starts anew."""
-DATED: Final = (DRIFT, BURST)
-"""Rows whose current runs' beginnings are kept: where a slowdown began, and where its bursts did."""
+DATED: Final = (DRIFT, SUMS)
+"""Rows whose current runs' beginnings are kept: where a slowdown began, and by the sums bet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,43 +98,41 @@ class Wealth:
 
     Attributes:
         slow: Natural logs, shape (6, 2 tiers, G, m), rows as ``LEADERS``: of the rank and pooled bets together, of the
-            rank bet, of the majority bet, of the burst bet; of the pooled bet in the run of the first; and the change
+            rank bet, of the majority bet, of the sums bet; of the pooled bet in the run of the first; and the change
             point's sum.
         fast: Natural log of what betting on "fast again" has grown to since the alarm, shape (1, 2 tiers, G, m).
-        peak: Greatest of the processes but the burst bet's while in alarm, else their value now, shape (2 tiers, G, m).
-        is_burst: Whether the last operation was a burst, same shape.
-        burst_peak: Greatest of the burst bet's wealth in alarms that it alone raised, same shape.
+        peak: Greatest of the processes but the sums bet's while in alarm, else their value now, shape (2 tiers, G, m).
+        sums_peak: Greatest of the sums bet's wealth in alarms that it alone raised, same shape.
     """
 
     def __init__(self, n_peers: int, log_weights: FloatArray) -> None:
         shape = (N_TIERS, 0, n_peers)
-        self._log_weight, self._log_burst_weight = log_weights.tolist()
+        self._log_weight, self._log_sums_weight = log_weights.tolist()
         self.slow: FloatArray = np.zeros((len(LEADERS), *shape))
         self.fast: FloatArray = np.zeros((1, *shape))
         self.peak: FloatArray = np.zeros(shape)
-        self.is_burst: BoolArray = np.zeros(shape, bool)
-        self.burst_peak: FloatArray = np.zeros(shape)
+        self.sums_peak: FloatArray = np.zeros(shape)
 
     def add_groups(self, n_groups: int) -> None:
         """Add groups without history."""
         self.slow = append_groups(self.slow, n_groups, 2)
         self.fast = append_groups(self.fast, n_groups, 2)
         self.peak = append_groups(self.peak, n_groups, 1)
-        self.is_burst = append_groups(self.is_burst, n_groups, 1)
-        self.burst_peak = append_groups(self.burst_peak, n_groups, 1)
+        self.sums_peak = append_groups(self.sums_peak, n_groups, 1)
 
     def log_evidence(self, wealth: FloatArray, block_length: FloatArray) -> FloatArray:
         """Natural log of the evidence that wealth is, rows on the axis before (2 tiers, g, m)."""
         others = self.log_evidence_of(greatest(wealth), block_length)
-        bursts = self.log_evidence_of(wealth[..., BURST, :, :, :], block_length, is_burst=True)
-        return np.maximum(others, bursts)
+        sums = self.log_evidence_of(wealth[..., SUMS, :, :, :], block_length, by_sums=True)
+        return np.maximum(others, sums)
 
     def log_evidence_of(
-        self, best: FloatArray, block_length: FloatArray | float, *, is_burst: bool = False
+        self, best: FloatArray, block_length: FloatArray | float, *, by_sums: bool = False
     ) -> FloatArray:
         """Natural log of the evidence that one process's wealth is, at an effective block length."""
-        log_weight = self._log_burst_weight if is_burst else self._log_weight
-        return np.asarray(best / block_length + log_weight)
+        if by_sums:
+            return np.asarray(best / count_spans(block_length) + self._log_sums_weight)
+        return np.asarray(best / block_length + self._log_weight)
 
     def grow(self, here: slice | IntArray, bets: Bets, was_in_alarm: BoolArray) -> Growth:
         """Wealth of some groups after each operation of a block; `store` keeps it."""
@@ -159,6 +157,14 @@ class Wealth:
         self.peak[:, here] = now
 
 
+def count_spans(block_length: FloatArray | float) -> FloatArray:
+    """How many spans one after another count as one, at an effective block length in operations.
+
+    Of two spans side by side only the operations near their border share causes that last for less than a span.
+    """
+    return np.asarray(1.0 + (np.asarray(block_length) - 1.0) / SPAN_OPS)
+
+
 def greatest(wealth: FloatArray) -> FloatArray:
-    """The greatest of the processes but the burst bet's; rows stand on the axis before (2 tiers, g, m)."""
-    return np.asarray(wealth[..., :BURST, :, :, :].max(axis=-4))
+    """The greatest of the processes but the sums bet's; rows stand on the axis before (2 tiers, g, m)."""
+    return np.asarray(wealth[..., :SUMS, :, :, :].max(axis=-4))
