@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -43,7 +44,9 @@ def has_torch(python: Path) -> bool:
 def _iter_pythons(values: Mapping[str, str]) -> Iterator[Path]:
     for folder in filter(None, values.get("PATH", "").split(os.pathsep)):
         yield Path(folder) / "python3"
+    home = values.get("HOME") or "/"
     for pattern in _ENVIRONMENTS:
-        place = Path(pattern.replace("~", values.get("HOME", ""), 1)).absolute()
+        beside = Path(home if pattern.startswith("~/") else "").absolute()
+        place = Path(glob.escape(str(beside)), pattern.removeprefix("~/"))
         for found in sorted(Path("/").glob(str(place.relative_to("/")))):
             yield found / "bin" / "python3"

@@ -68,8 +68,9 @@ def test_append_says_whether_an_existing_file_is_kept(tmp_path, append, expected
     assert _values(path) == expected
 
 
-def test_full_file_is_set_aside_and_only_so_many_are_kept(tmp_path):
-    path = tmp_path / "out.jsonl"
+@pytest.mark.parametrize("name", ["out.jsonl", "out[1].jsonl", "out.json[l]"])
+def test_full_file_is_set_aside_and_only_so_many_are_kept(tmp_path, name):
+    path = tmp_path / name
     settings = {"path": str(path), "rotation": {"max_megabytes": 1, "max_backups": 2}}
     big = _batch(*range(15_000))
     host = _write(settings, *[big] * 5)

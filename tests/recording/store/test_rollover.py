@@ -3,6 +3,7 @@
 import stat
 
 import numpy as np
+import pytest
 
 from ingero.model.events import EVENT, Source
 from ingero.model.gpu_view import GpuView
@@ -83,3 +84,19 @@ def test_a_size_cap_takes_the_oldest_of_every_table_and_counts_the_rows(tmp_path
     assert writer.counters.events_pruned == 6000 - len(kept) > 0
     assert kept.max() == 5999
     assert kept.min() == 6000 - len(kept)
+
+
+@pytest.mark.parametrize("stem", ["run[1]", "run*", "run?", "[!x]"])
+def test_a_name_with_signs_of_patterns_stands_for_itself(tmp_path, stem):
+    path = tmp_path / f"{stem}.db"
+    path.write_bytes(b"")
+    of_another = set_aside_of(tmp_path / "run1.db")
+    made = [set_aside(path, keep=2) for _ in range(3)]
+    assert len(list_aside(path)) == 2
+    assert set(list_aside(path)) < set(made)
+    assert of_another.exists()
+
+
+def set_aside_of(path):
+    path.write_bytes(b"")
+    return set_aside(path, keep=1)

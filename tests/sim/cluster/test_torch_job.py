@@ -188,3 +188,18 @@ def test_an_interpreter_is_found_by_what_lies_beside_it(tmp_path):
     assert find_torch_python({"PATH": path, "INGERO_TORCH_PYTHON": "/a/python"}) == Path(
         "/a/python"
     )
+
+
+@pytest.mark.parametrize("home", ["plain", "of [you]"])
+def test_an_interpreter_is_found_in_a_home_of_any_name(tmp_path, monkeypatch, home):
+    monkeypatch.chdir(tmp_path)
+    environment = tmp_path / home / "venv-torch"
+    torch = environment / "lib/python3.11/site-packages/torch"
+    torch.mkdir(parents=True)
+    (torch / "version.py").touch()
+    (environment / "bin").mkdir()
+    (environment / "bin/python3").touch()
+    found = find_torch_python({"PATH": "", "HOME": str(tmp_path / home)})
+    assert found == environment / "bin/python3"
+    monkeypatch.chdir(tmp_path / home)
+    assert find_torch_python({"PATH": "", "HOME": "/nowhere"}) == found

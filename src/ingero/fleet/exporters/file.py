@@ -6,6 +6,7 @@ Left out: protobuf, compression and routing by attribute.
 
 from __future__ import annotations
 
+import glob
 import io
 import logging
 import os
@@ -195,9 +196,8 @@ class FileExporter:
 
     def _remove_oldest(self, rotation: RotationConfig) -> None:
         if rotation.max_backups:
-            kept = sorted(
-                self._path.parent.glob(f"{self._path.stem}-????-??-??T*{self._path.suffix}")
-            )
+            stem, suffix = glob.escape(self._path.stem), glob.escape(self._path.suffix)
+            kept = sorted(self._path.parent.glob(f"{stem}-????-??-??T*{suffix}"))
             for old in kept[: -rotation.max_backups]:
                 old.unlink()
 

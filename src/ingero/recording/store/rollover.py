@@ -5,6 +5,7 @@ The name of a file set aside is that of the existing generation: ``<stem>.<UTC y
 
 from __future__ import annotations
 
+import glob
 import os
 import re
 import secrets
@@ -41,7 +42,7 @@ def size_of(path: Path) -> int:
 
 def list_aside(path: Path) -> list[Path]:
     """Files set aside from a recording, oldest first."""
-    found = path.parent.glob(f"{path.stem}.*.db")
+    found = path.parent.glob(f"{glob.escape(path.stem)}.*.db")
     return sorted(file for file in found if _ASIDE.fullmatch(file.name[len(path.stem) :]))
 
 
