@@ -1,6 +1,7 @@
 """The program as a process: signals, crashes, a full disk, and its file tools."""
 
 import asyncio
+import json
 import os
 import re
 import signal
@@ -420,6 +421,27 @@ def test_stdio_speaks_mcp_over_a_file(tmp_path, token_file):
     found, counted = asyncio.run(work())
     assert [row["node_id"] for row in found["rows"]] == ["c1-n3"]
     assert counted["rows"] == [[45]]
+
+
+def test_stdio_ends_at_the_first_interrupt_while_nobody_writes(tmp_path, token_file):
+    db = tmp_path / "echo.db"
+    fill(db, token_file).end()
+    serving = subprocess.Popen(
+        [ECHO, "mcp", "--db", db],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    with serving:
+        serving.stdin.write(b'{"jsonrpc": "2.0", "id": 1, "method": "ping"}\n')
+        serving.stdin.flush()
+        assert json.loads(serving.stdout.readline())["id"] == 1
+        serving.send_signal(signal.SIGINT)
+        try:
+            assert serving.wait(60) == 130
+        finally:
+            serving.kill()
+        assert (serving.stdout.read(), serving.stderr.read()) == (b"", b"\n")
 
 
 def test_settings_are_refused_with_every_reason(tmp_path):

@@ -8,11 +8,22 @@ Source: Model Context Protocol 2026-07-28 and the initialize-handshake versions 
 
 from __future__ import annotations
 
+import fcntl
 import json
 import logging
-from collections.abc import AsyncIterable, Awaitable, Callable, Mapping, Sequence
+import os
+from collections.abc import (
+    AsyncIterable,
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import anyio
 import mcp_types as types
@@ -36,6 +47,8 @@ What else it raises is a defect: it is logged, and its text is not sent.
 
 _Context = ServerRequestContext[Any]
 _LOG: Final = logging.getLogger("ingero.serving.mcp")
+_STDIN: Final = 0
+_CHUNK_BYTES: Final = 1 << 16
 _CRASHED: Final = "the answer could not be built; the log has the reason"
 
 
@@ -107,10 +120,47 @@ async def serve_stdio(server: Server[Any]) -> None:
 
     A line that is no message is answered, too: the SDK drops it, and its sender would wait for ever.
     """
-    async with stdio_server() as (lines, answers), anyio.create_task_group() as tasks:
-        into, messages = anyio.create_memory_object_stream[SessionMessage | Exception]()
-        tasks.start_soon(_pass_on, lines, into, answers.send)
-        await server.run(messages, answers, server.create_initialization_options())
+    with _take_input() as fd:
+        stdin = cast("anyio.AsyncFile[str]", _iter_lines(fd))  # the SDK only iterates over it
+        async with stdio_server(stdin) as (lines, answers), anyio.create_task_group() as tasks:
+            into, messages = anyio.create_memory_object_stream[SessionMessage | Exception]()
+            tasks.start_soon(_pass_on, lines, into, answers.send)
+            await server.run(messages, answers, server.create_initialization_options())
+
+
+@contextmanager
+def _take_input() -> Iterator[int]:
+    """A descriptor of standard input, which is the null device meanwhile, so that no child reads a message."""
+    fd = fcntl.fcntl(_STDIN, fcntl.F_DUPFD_CLOEXEC, 3)
+    try:
+        null = os.open(os.devnull, os.O_RDONLY)
+        os.dup2(null, _STDIN)
+        os.close(null)
+        yield fd
+    finally:
+        os.dup2(fd, _STDIN)
+        os.close(fd)
+
+
+async def _iter_lines(fd: int) -> AsyncIterator[str]:
+    """What can be read until it ends, by lines.
+
+    The SDK's own reads on a thread, which no cancellation ends while nobody writes; this waits on the event loop.
+    """
+    begun = bytearray()
+    is_open = True
+    while is_open:
+        with suppress(PermissionError):  # epoll(7) takes no regular file, which is always readable
+            await anyio.wait_readable(fd)
+        chunk = os.read(fd, _CHUNK_BYTES)
+        is_open = bool(chunk)
+        *ends, rest = chunk.split(b"\n")
+        for end in ends:
+            yield (begun + end).decode(errors="replace")
+            begun.clear()
+        begun += rest
+    if begun:
+        yield begun.decode(errors="replace")
 
 
 async def _pass_on(

@@ -3,6 +3,8 @@
 import http.server
 import json
 import os
+import pty
+import signal
 import subprocess
 import sys
 import threading
@@ -205,6 +207,28 @@ def test_a_line_that_is_no_message_is_answered_under_its_id(graphs_db):
         (None, types.PARSE_ERROR),
     ]
     assert "hex escape" in answers[0]["error"]["message"]
+
+
+@pytest.mark.parametrize("is_terminal", [False, True])
+def test_the_first_interrupt_ends_it_while_nobody_writes(graphs_db, is_terminal):
+    ours, its = pty.openpty() if is_terminal else reversed(os.pipe())
+    serving = subprocess.Popen(
+        [sys.executable, "-m", "ingero", "mcp", "--db", str(graphs_db)],
+        stdin=its,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    os.close(its)
+    with serving, os.fdopen(ours, "wb", buffering=0) as lines:
+        lines.write(b'{"jsonrpc": "2.0", "id": 1, "method": "ping"}\n')
+        assert json.loads(serving.stdout.readline())["id"] == 1
+        serving.send_signal(signal.SIGINT)
+        try:
+            said = serving.communicate(timeout=60)
+        finally:
+            serving.kill()
+    assert (serving.returncode, *said) == (130, "", "\n")
 
 
 def ask(path, name, **arguments):
