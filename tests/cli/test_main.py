@@ -1,8 +1,10 @@
 """What every command of every program shares: exit codes, closed pipes, full disks."""
 
+import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -21,6 +23,40 @@ def shell(line, environ=None):
 def test_reader_that_closes_the_pipe_is_no_error(command):
     done = shell(f"ingero {command} | head -c 1 >/dev/null")
     assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.fixture
+def left():
+    """A pipe whose reader has gone."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    with os.fdopen(writing, "wb") as left:
+        yield left
+
+
+def test_a_table_without_a_reader_is_no_error(left):
+    line = [*INGERO, "replay", "AR", "--offline"]
+    done = subprocess.run(line, stdout=left, stderr=subprocess.PIPE, timeout=120, check=False)
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["replay AR --speed 20000 --json", "check --json --support-bundle {folder}/bundle.tar.gz"],
+)
+@pytest.mark.parametrize("is_full", [False, True])
+def test_a_result_is_printed_whatever_becomes_of_standard_error(line, is_full, left, tmp_path):
+    arguments = line.format(folder=tmp_path).split()
+    with Path("/dev/full").open("wb") as full:
+        done = subprocess.run(
+            [*INGERO, *arguments],
+            stdout=subprocess.PIPE,
+            stderr=full if is_full else left,
+            timeout=120,
+            check=False,
+        )
+    assert done.returncode == 0
+    assert json.loads(done.stdout)
 
 
 @pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])

@@ -6,7 +6,6 @@ Command modules import their heavy libraries inside the command body, so that ``
 
 from __future__ import annotations
 
-import io
 import os
 import sys
 from collections.abc import Sequence
@@ -48,6 +47,7 @@ from ingero.cli.commands.replay import command as replay
 from ingero.cli.commands.trace import command as trace
 from ingero.cli.commands.up import command as up
 from ingero.cli.help import keep_line_breaks
+from ingero.cli.standard_files import STDOUT, prepare_standard_files
 from ingero.errors import IngeroError
 
 COMMANDS: Final[tuple[click.Command, ...]] = (
@@ -75,8 +75,6 @@ COMMANDS: Final[tuple[click.Command, ...]] = (
     version.command,
 )
 """Every verb of ``ingero``, in the order that ``--help`` lists them."""
-_STDOUT: Final = 1
-_STDERR: Final = 2
 
 
 @click.group(
@@ -105,10 +103,7 @@ def run_program(program: click.Command, args: Sequence[str] | None = None) -> in
         4 for a database that failed; 130 after Ctrl-C. A reader that closed the pipe is not an error.
     """
     keep_line_breaks(program)
-    _open_standard_files()
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        # A character or a byte of a path that the output's encoding lacks is written by its number, as on stderr.
-        sys.stdout.reconfigure(errors="backslashreplace")
+    prepare_standard_files()
     stdout, stderr = sys.stdout, sys.stderr
     try:
         return _run(program, args)
@@ -116,12 +111,12 @@ def run_program(program: click.Command, args: Sequence[str] | None = None) -> in
         if sys.stdout is stdout:
             raise
         # Click (8.4, Command.main) swaps both and drops the error for any EPIPE, also of a connection.
-        if not is_reader_gone(_STDOUT):
+        if not is_reader_gone(STDOUT):
             sys.stdout, sys.stderr = stdout, stderr
             return _show(IngeroError("the other side closed a connection (broken pipe)"))
         return 0
     except (Exception, BaseExceptionGroup, KeyboardInterrupt) as error:
-        if is_closed_output(error, _STDOUT):
+        if is_closed_output(error, STDOUT):
             _discard_output()
             return 0
         if is_interrupt(error):
@@ -133,20 +128,6 @@ def run_program(program: click.Command, args: Sequence[str] | None = None) -> in
             _discard_output()  # what did not go through would fail once more when Python ends
         status = 1 if found is None else _show(found)
         return _end_interrupted() if is_interrupted else status
-
-
-def _open_standard_files() -> None:
-    """Open the null device in place of each standard file that is closed.
-
-    Else the next file that is opened, such as a recording, takes its number and what is printed.
-    """
-    number = 0
-    while number <= _STDERR:
-        number = os.open(os.devnull, os.O_RDWR)
-    os.close(number)
-    sys.stdin = sys.stdin or open(0, closefd=False)  # noqa: SIM115 - as long as the process
-    sys.stdout = sys.stdout or open(_STDOUT, "w", closefd=False)  # noqa: SIM115
-    sys.stderr = sys.stderr or open(_STDERR, "w", closefd=False)  # noqa: SIM115
 
 
 def _run(program: click.Command, args: Sequence[str] | None) -> int:

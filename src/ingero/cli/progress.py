@@ -6,12 +6,14 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final, TypeVar
 
+from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
+from typing_extensions import override
 
 if TYPE_CHECKING:
-    from rich.console import Console, RenderableType
+    from rich.console import RenderableType
 
     from ingero.model.verdicts import Verdict
 
@@ -28,6 +30,14 @@ STYLES: Final = {
 BAR_CELLS: Final = 30
 BAR_SLOWDOWN: Final = 3.0
 """A bar is full at this slowdown."""
+
+
+class OutputConsole(Console):
+    """A console that raises when its reader goes away, as every other output of ours, where rich ends the process."""
+
+    @override
+    def on_broken_pipe(self) -> None:
+        raise  # noqa: PLE0704 - rich calls this where it has caught the error
 
 
 @contextmanager

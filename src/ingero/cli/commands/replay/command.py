@@ -117,10 +117,10 @@ def command(trace: str, config: ReplayConfig) -> int:
     if config.as_json:
         click.echo(json.dumps(result, indent=2))
         return 0
-    from rich.console import Console
+    from ingero.cli.progress import OutputConsole
 
-    console = Console()
-    console = console if console.is_terminal else Console(width=PIPE_WIDTH)
+    console = OutputConsole()
+    console = console if console.is_terminal else OutputConsole(width=PIPE_WIDTH)
     render_result(result, console)
     if kept:
         from ingero.cli.commands.replay.echo import describe_echo
@@ -131,13 +131,11 @@ def command(trace: str, config: ReplayConfig) -> int:
 
 
 def _ask_fleet(job: JobTrace, config: ReplayConfig, kept: dict[str, Any]) -> Judgement:
-    from rich.console import Console
-
     from ingero.cli.commands.replay.live import ReplayLines, draw
-    from ingero.cli.progress import show_progress
+    from ingero.cli.progress import OutputConsole, show_progress
     from ingero.sim.replay import name_cluster, replay_to_fleet
 
-    console = Console(stderr=True)
+    console = OutputConsole(stderr=True)
     with ExitStack() as stack:
         echo = _start_echo(stack, console) if config.with_echo else None
         overrides = (*echo.fleet_overrides, *config.rates) if echo else ()

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Final
 
 import click
-from rich.console import Console
 
 from ingero.agent.capture.delivery import Observer
 from ingero.agent.capture.discover.cgroups import seen_cgroups
@@ -53,6 +52,7 @@ from ingero.cli.commands.trace.incidents import (
 from ingero.cli.commands.trace.inference import InferenceConfig
 from ingero.cli.commands.trace.output import JsonLines, LiveTable
 from ingero.cli.live import print_missing, print_notes
+from ingero.cli.progress import OutputConsole
 from ingero.cli.signals import catch_stop
 from ingero.config.environment import ProbeMode, default_database, read_kubelet_socket
 from ingero.config.invoker import Invoker, build_child_environment, find_invoker
@@ -212,7 +212,7 @@ def _build_observers(
     if options.as_json:
         output = JsonLines(sys.stdout, stored)
     else:
-        console = Console(width=None if sys.stdout.isatty() else _PIPE_WIDTH)
+        console = OutputConsole(width=None if sys.stdout.isatty() else _PIPE_WIDTH)
         output = table = LiveTable(console, _describe_target(options), stored)
         stack.callback(table.close)
     selection, watch = _open_watch(options, recorder, output, stack)

@@ -27,8 +27,6 @@ from ingero.errors import ConfigError, UnsupportedError
 from ingero.units import NS_PER_S
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from ingero.sim.cluster.faults import Fault
     from ingero.sim.cluster.torch_job import JobFile
 
@@ -170,11 +168,9 @@ def command(config: UpConfig, arguments: tuple[str, ...]) -> int:
     _check_together(config)
     has_probes = os.geteuid() == 0 and not config.no_probes
     job = _choose_job(config.job_file, arguments, config.python, has_probes=has_probes)
-    from rich.console import Console
-
     from ingero.cli.commands.up.show import UpLines, draw, render_result
     from ingero.cli.commands.up.show_act import render_act_result
-    from ingero.cli.progress import show_progress
+    from ingero.cli.progress import OutputConsole, show_progress
     from ingero.sim.cluster.run import run_up
 
     settings = UpSettings(
@@ -189,7 +185,7 @@ def command(config: UpConfig, arguments: tuple[str, ...]) -> int:
         n_fleets=config.fleets,
         kill_fleet_ns=config.kill_fleet or None,
     )
-    console: Console = Console(stderr=True)
+    console = OutputConsole(stderr=True)
     if config.story.slurm:
         result, render = run_in_slurm(config.story, settings, context, console), render_act_result
     else:
@@ -198,7 +194,7 @@ def command(config: UpConfig, arguments: tuple[str, ...]) -> int:
     if config.as_json:
         click.echo(json.dumps(result, indent=2))
     else:
-        render(result, Console())
+        render(result, OutputConsole())
     return 0
 
 
