@@ -9,6 +9,7 @@ from click.testing import CliRunner
 
 from ingero.cli.commands.fleet_push import FleetPushConfig
 from ingero.cli.commands.fleet_push import command as fleet_push
+from ingero.cli.main import cli
 from ingero.cli.options import duration, group, option, take_config, with_config
 from ingero.units import NS_PER_S
 
@@ -99,3 +100,46 @@ def test_the_defaults_of_fleet_push_are_those_of_its_configuration():
     assert config.remediate == type(config.remediate)()
     assert config.annotate == type(config.annotate)()
     assert config.spans == type(config.spans)()
+
+
+@pytest.mark.parametrize("number", ["nan", "inf", "-inf"])
+def test_what_is_no_finite_number_is_refused(number):
+    @click.command()
+    @with_config(Inner)
+    def command(config):
+        raise AssertionError(config)
+
+    done = CliRunner().invoke(command, ["--factor", number], catch_exceptions=False)
+    assert done.exit_code == 2
+    assert f"Invalid value for '--factor': {number} is not a number" in done.output
+
+
+@pytest.mark.parametrize(
+    ("line", "option"),
+    [
+        ("replay AR --offline --interval 0s", "--interval"),
+        ("replay AR --offline --interval 1ns", "--interval"),
+        ("replay AR --offline --speed nan", "--speed"),
+        ("replay AR --offline --speed inf", "--speed"),
+        ("replay AR --offline --speed -1", "--speed"),
+        ("replay AR --gpu-rate nan", "--gpu-rate"),
+        ("up --push-interval 0s", "--push-interval"),
+        ("up --slurm --gpu-rate inf", "--gpu-rate"),
+        ("trace --inference --inference-outlier-ratio nan", "--inference-outlier-ratio"),
+        ("trace --inference-scrape-interval 0s", "--inference-scrape-interval"),
+        (
+            "trace --inference-scrape-redetect-interval 0s",
+            "--inference-scrape-redetect-interval",
+        ),
+        (
+            "fleet-push --fleet-endpoint a:1 --fleet-cluster-id c --signal-window 0s",
+            "--signal-window",
+        ),
+    ],
+)
+def test_a_number_that_cannot_be_meant_is_refused_by_the_name_of_its_option(line, option):
+    name, *arguments = line.split()
+    with pytest.raises(click.BadParameter) as refused:  # read only: nothing is started
+        cli.commands[name].make_context(name, arguments)
+    assert refused.value.param is not None
+    assert refused.value.param.opts == [option]

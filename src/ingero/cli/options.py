@@ -6,6 +6,7 @@ Also the values that several commands read alike.
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import MISSING, Field, dataclass, field, fields
 from pathlib import Path
@@ -133,6 +134,50 @@ def read_duration(_context: click.Context, parameter: click.Parameter, value: st
     return duration_ns
 
 
+def _read_long_enough(
+    least: str, context: click.Context, parameter: click.Parameter, value: str
+) -> int:
+    duration_ns = read_duration(context, parameter, value)
+    if duration_ns < parse_duration(least):
+        raise click.BadParameter(f"{value!r} is too short; use at least {least}", param=parameter)
+    return duration_ns
+
+
+class _FiniteFloat(click.types.FloatParamType):
+    @override
+    def convert(
+        self,
+        value: Any,
+        param: click.Parameter | None,
+        ctx: click.Context | None,
+    ) -> Any:
+        return _check_finite(self, super().convert(value, param, ctx), param, ctx)
+
+
+class FiniteRange(click.FloatRange):
+    """A range without what is no number and what is endless, both of which click's has in it."""
+
+    @override
+    def convert(
+        self,
+        value: Any,
+        param: click.Parameter | None,
+        ctx: click.Context | None,
+    ) -> Any:
+        return _check_finite(self, super().convert(value, param, ctx), param, ctx)
+
+
+def _check_finite(
+    kind: click.types.FloatParamType,
+    number: float,
+    param: click.Parameter | None,
+    ctx: click.Context | None,
+) -> float:
+    if not math.isfinite(number):
+        kind.fail(f"{number} is not a number that can be used.", param, ctx)
+    return number
+
+
 def read_size(_context: click.Context, parameter: click.Parameter, value: str) -> int:
     """Option callback: ``64MiB`` as bytes."""
     try:
@@ -239,9 +284,16 @@ def option(help: str, *names: str, default: Any = MISSING, **settings: Any) -> A
     return field(default=default, metadata={"declared": declared})
 
 
-def duration(help: str, *names: str, default: str, **settings: Any) -> Any:  # noqa: A002, ANN401 - as click.option
-    """A field in nanoseconds whose option is written ``5s``; see `option`."""
-    given = {"help": help, "default": default, "type": str, "callback": read_duration, **settings}
+def duration(
+    help: str,  # noqa: A002 - as click.option
+    *names: str,
+    default: str,
+    at_least: str = "0s",
+    **settings: Any,  # noqa: ANN401 - as click.option
+) -> Any:  # noqa: ANN401 - as click.option
+    """A field in nanoseconds whose option is written ``5s`` and refused when it is shorter; see `option`."""
+    read = functools.partial(_read_long_enough, at_least)
+    given = {"help": help, "default": default, "type": str, "callback": read, **settings}
     return field(default=parse_duration(default), metadata={"declared": _Declared(names, given)})
 
 
@@ -335,7 +387,7 @@ def _describe_type(annotation: object) -> Mapping[str, Any]:
         return {"type": click.Path(path_type=Path)}
     if bool in parts:
         return {"is_flag": True}
-    return {"type": int} if int in parts else {"type": float} if float in parts else {}
+    return {"type": int} if int in parts else {"type": _FiniteFloat()} if float in parts else {}
 
 
 def take_config(config: type[Any], values: dict[str, Any]) -> Any:  # noqa: ANN401 - an instance of config

@@ -53,7 +53,9 @@ class SignalConfig:
         default=None,
         metavar="FILE",
     )
-    signal_window: int = duration("Over how long rates are taken from it.", default="10s")
+    signal_window: int = duration(
+        "Over how long rates are taken from it.", default="10s", at_least="100ms"
+    )
     signal_num_gpus: int = option(
         "GPUs whose work it holds.  [default: as many as processes]",
         default=0,

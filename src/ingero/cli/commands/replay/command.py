@@ -12,7 +12,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ingero.cli.options import duration, header_values, json_switch, option, with_config
+from ingero.cli.options import (
+    FiniteRange,
+    duration,
+    header_values,
+    json_switch,
+    option,
+    with_config,
+)
 from ingero.cli.signals import unwind_on_end
 from ingero.units import NS_PER_S
 
@@ -50,16 +57,18 @@ class ReplayConfig:
     speed: float = option(
         "Seconds of recorded time per second.",
         default=120.0,
-        type=click.FloatRange(min=0, min_open=True),
+        type=FiniteRange(min=0, min_open=True),
     )
-    interval: int = duration("Recorded time between two pushes of an agent.", default="10s")
+    interval: int = duration(
+        "Recorded time between two pushes of an agent.", default="10s", at_least="100ms"
+    )
     with_echo: bool = option(
         "Keep it in an Echo of our own too, and ask that one.", "--echo", default=False
     )
     gpu_rate: float | None = option(
         "Price of a GPU-hour, for what Echo says of the cost; without it, GPU-hours only.",
         default=None,
-        type=click.FloatRange(min=0, min_open=True),
+        type=FiniteRange(min=0, min_open=True),
         metavar="PRICE",
     )
     currency: str = option("Of --gpu-rate.", default="USD")

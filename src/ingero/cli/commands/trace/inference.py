@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 import click
 
-from ingero.cli.options import duration, option
+from ingero.cli.options import FiniteRange, duration, option
 from ingero.model.untrusted import clean
 from ingero.units import NS_PER_MS, format_duration, format_size
 
@@ -49,7 +49,7 @@ class InferenceConfig:
     inference_outlier_ratio: float = option(
         "Times the 95th percentile, from which a step counts as 3x too long; 1.5x and 2x are reported as well.",
         default=3.0,
-        type=click.FloatRange(MIN_RATIO),
+        type=FiniteRange(MIN_RATIO),
     )
     inference_kvcache_top_n: int = option(
         "Oldest allocations that are reported with a step that takes too long.",
@@ -68,10 +68,12 @@ class InferenceConfig:
         type=click.Choice(("auto", "off")),
         keys=("inference.scrape_engines",),
     )
-    inference_scrape_interval: int = duration("Between two readings.", default="10s")
+    inference_scrape_interval: int = duration(
+        "Between two readings.", default="10s", at_least="100ms"
+    )
     inference_scrape_host: str = option("Where engines listen.", default="127.0.0.1")
     inference_scrape_redetect_interval: int = duration(
-        "Between two looks for engines.", default="30s"
+        "Between two looks for engines.", default="30s", at_least="100ms"
     )
 
     def open_scraper(

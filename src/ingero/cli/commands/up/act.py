@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from ingero.cli.options import option
+from ingero.cli.options import FiniteRange, option
 from ingero.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ class SlurmUpConfig:
     gpu_rate: float | None = option(
         "Price of a rank's hour in --slurm, for what the action saved.",
         default=None,
-        type=click.FloatRange(min=0, min_open=True),
+        type=FiniteRange(min=0, min_open=True),
         metavar="PRICE",
     )
     currency: str = option("Of --gpu-rate.", default="USD")

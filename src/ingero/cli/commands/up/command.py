@@ -66,7 +66,9 @@ class UpConfig:
         default=None,
         type=click.IntRange(min=1),
     )
-    push_interval: int = duration("Of the agents; a change is pushed at once.", default="5s")
+    push_interval: int = duration(
+        "Of the agents; a change is pushed at once.", default="5s", at_least="1s"
+    )
     story: SlurmUpConfig = group()
     fleets: int = option(
         "Fleets that act as one over a nats-server, which must be installed; agents are spread over them.",
