@@ -103,6 +103,17 @@ def test_a_support_bundle_holds_the_report_and_no_secret(tmp_path, monkeypatch):
     assert json.loads(texts["ingero-support/check.json"])["checks"]
 
 
+def test_a_support_bundle_replaces_no_file_that_nobody_said_may_go(tmp_path):
+    path = tmp_path / "notes"
+    path.write_text("mine")
+    line = ["check", "--support-bundle", str(path)]
+    refused = CliRunner().invoke(cli, line)
+    assert (refused.exit_code, path.read_text()) == (2, "mine")
+    assert f"{path} exists already; --force replaces it" in refused.stderr
+    assert CliRunner().invoke(cli, [*line, "--force"]).exit_code == 0
+    assert tarfile.is_tarfile(path)
+
+
 def test_redaction_goes_by_parts_of_the_name():
     redacted = build_redacted_environment({
         "HF_TOKEN": "abc",

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ingero.cli.options import KUBELET_SOCKET_OPTION, PROBE_MODE_OPTION
+from ingero.cli.options import KUBELET_SOCKET_OPTION, PROBE_MODE_OPTION, check_output
 
 if TYPE_CHECKING:
     from ingero.agent.checks.machine import Check
@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     type=click.Path(path_type=Path, dir_okay=False),
     help="Also write a tar.gz for a bug report; secrets in the environment are left out.",
 )
-def command(*, as_json: bool, support_bundle: Path | None) -> None:
+@click.option("--force", is_flag=True, help="Replace the file of --support-bundle if it exists.")
+def command(*, as_json: bool, support_bundle: Path | None, force: bool) -> None:
     r"""Look at every prerequisite of tracing; say what a missing one costs and what repairs it.
 
     It looks with the capabilities that ``ingero trace`` keeps, in the order in which that opens things.
@@ -41,6 +42,8 @@ def command(*, as_json: bool, support_bundle: Path | None) -> None:
     from ingero.agent.checks.machine import check_as_traced
     from ingero.agent.checks.processes import find_active
 
+    if support_bundle is not None:
+        check_output(support_bundle, is_replaced=force)
     checks = check_as_traced()
     processes = find_active()
     report = {
