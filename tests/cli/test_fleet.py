@@ -76,6 +76,22 @@ def test_set_overrides_the_file(capsys, good):
     assert "exporters.debug.verbosity" in err
 
 
+@pytest.mark.parametrize("early", [("--set", "nosuch.key=1"), ("--config", "nosuch.yaml")])
+def test_what_belongs_after_the_command_is_refused_before_it(capsys, good, early):
+    code, out, err = _run(capsys, *early, "validate", good)
+    assert (code, out) == (2, "")
+    assert f"{early[0]} belongs after the command: validate {early[0]} …" in err
+    code, out, err = _run(capsys, *early, "components")
+    assert (code, out) == (2, "")
+    assert f"components takes no {early[0]}" in err
+
+
+def test_two_files_to_validate_are_refused(capsys, good):
+    code, out, err = _run(capsys, "validate", good, "--config", "nosuch.yaml")
+    assert (code, out) == (2, "")
+    assert "give one of them" in err
+
+
 def test_printed_defaults_can_be_validated(capsys, tmp_path):
     code, out, _ = _run(capsys, "config", "--defaults")
     assert code == 0

@@ -49,12 +49,29 @@ def cli(context: click.Context, file: str | None, overrides: tuple[str, ...]) ->
       ingero-fleet config --defaults > fleet-config.yaml
     """
     if context.invoked_subcommand is not None:
+        _refuse_early(context, context.invoked_subcommand)
         return None
     if file is None:
         raise click.UsageError(
             "give --config FILE; `ingero-fleet config --defaults` prints one", context
         )
     return _run(file, overrides)
+
+
+def _refuse_early(context: click.Context, verb: str) -> None:
+    """Refuse options of a run before a command, which reads its own after its name.
+
+    Raises:
+        click.UsageError: There is one.
+    """
+    taken = {name for one in cli.commands[verb].params for name in one.opts}
+    for parameter in cli.params:
+        name = parameter.opts[0]
+        if parameter.name not in context.params or not context.params[parameter.name]:
+            continue
+        if name in taken:
+            raise click.UsageError(f"{name} belongs after the command: {verb} {name} …", context)
+        raise click.UsageError(f"{verb} takes no {name}", context)
 
 
 def _load(file: str, overrides: tuple[str, ...]) -> FleetConfig:
@@ -124,6 +141,8 @@ def validate(
       ingero-fleet validate --config fleet-config.yaml --set service.extensions=[]
       ingero-fleet validate --skip-files fleet-config.yaml
     """
+    if file and option:
+        raise click.UsageError("--config is the same as FILE: give one of them")
     name = file or option
     if name is None:
         raise click.UsageError("give the FILE to check")
