@@ -315,6 +315,40 @@ def test_validate_names_the_key_that_is_given_or_missing(tmp_path, capsys, text,
 @pytest.mark.parametrize(
     ("text", "description"),
     [
+        (
+            "trace:\n  max_db: 1g\n  db_rollover_size: 2g\n",
+            "line 3: trace.db_rollover_size: excludes trace.max_db",
+        ),
+        (
+            "trace:\n  pid: 7\n  cgroup: /pods\n  user: ada\n",
+            "line 4: trace.user: excludes trace.pid",
+        ),
+        (
+            "trace:\n  user: ada\n  cgroup: /pods\n",
+            "line 3: trace.cgroup: excludes trace.user",
+        ),
+    ],
+)
+def test_validate_refuses_what_trace_would(tmp_path, capsys, text, description):
+    file = write(tmp_path, text)
+    assert run_program(cli, ["config", "validate", file]) == 2
+    assert description in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("size", ["0", "''", "2g"])
+def test_validate_takes_a_size_that_excludes_nothing(tmp_path, size):
+    text = (
+        "trace: {max_db: 1g, db_rollover_size: SIZE}\n"
+        if size != "2g"
+        else "trace: {db_rollover_size: SIZE}\n"
+    )
+    file = write(tmp_path, text.replace("SIZE", size))
+    assert run_program(cli, ["config", "validate", file]) == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "description"),
+    [
         ("fleet: {endpoint: ' , ', cluster_id: c}", "line 1: fleet.endpoint: is required"),
         (
             "fleet: {endpoint: 'https://f', cluster_id: c, world_size: 2147483648}",

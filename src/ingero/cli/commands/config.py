@@ -80,6 +80,7 @@ def validate(context: click.Context, file: Path | None, *, skip_files: bool, as_
         raise click.UsageError(f"give the FILE to check; without it the file is {WHERE}")
     program = context.find_root().command
     found = load_settings(chosen, program)
+    _check_trace(found)
     _check_push(context, found, skip_files=skip_files)
     if as_json:
         click.echo(
@@ -94,6 +95,29 @@ def validate(context: click.Context, file: Path | None, *, skip_files: bool, as_
         click.echo(f"warning: {warning}", err=True)
     count = len(found.values)
     click.echo(f"{chosen}: valid, {count} setting{'s' if count != 1 else ''}")
+
+
+def _check_trace(found: SettingsFile) -> None:
+    """Check what excludes each other in `trace`.
+
+    Raises:
+        ConfigError: Lists every problem by its key and line.
+    """
+    from ingero.units import parse_size
+
+    given = [key for key in ("trace.pid", "trace.user", "trace.cgroup") if found.values.get(key)]
+    pairs = [(key, given[0]) for key in given[1:]]
+    rollover = found.values.get("trace.db_rollover_size", "").strip()
+    if "trace.max_db" in found.values and rollover and parse_size(rollover):
+        pairs.append(("trace.db_rollover_size", "trace.max_db"))
+    if pairs:
+        raise ConfigError(
+            [
+                ConfigProblem(key, f"excludes {other}", found.lines.get(key), "give one of them")
+                for key, other in pairs
+            ],
+            source=found.file,
+        )
 
 
 def _check_push(context: click.Context, found: SettingsFile, *, skip_files: bool) -> None:
