@@ -4,10 +4,12 @@ import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from ingero.cli.signals import catch_stop, unwind_on_end
+from ingero.testing.waiting import wait_until
 
 
 @pytest.mark.parametrize(
@@ -98,3 +100,44 @@ def test_a_merged_copy_does_not_stay_when_its_command_is_ended(signals, tmp_path
         process.send_signal(number)
         assert process.wait(30) == 128 + number
     assert list(copies.iterdir()) == []
+
+
+HELD_DEMO = """
+import sys, time
+import ingero.cli.commands.demo.live as live
+from ingero.cli.main import cli, run_program
+
+class HeldSession:
+    def __init__(self, settings, observers):
+        self._pids = settings.pids
+
+    def __enter__(self):
+        print(*self._pids, flush=True)
+        time.sleep(100)
+
+    def __exit__(self, *_):
+        pass
+
+live.check_probes = lambda: None
+live.TraceSession = HeldSession
+sys.exit(run_program(cli, ["demo", "gpu-steal", "--sim"]))
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_demo_that_is_ended_leaves_no_program_and_no_recording(signals, tmp_path, number):
+    process = subprocess.Popen(
+        [sys.executable, "-c", HELD_DEMO],
+        env={**os.environ, "TMPDIR": str(tmp_path), "PYTHONUNBUFFERED": "1"},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    with process:
+        assert process.stdout.readline().startswith("──")
+        pids = [int(pid) for pid in process.stdout.readline().split()]
+        assert len(pids) == 2
+        assert len(list(tmp_path.iterdir())) == 1
+        process.send_signal(number)
+        assert process.wait(30) == 128 + number
+    assert list(tmp_path.iterdir()) == []
+    wait_until(lambda: not any(Path("/proc", str(pid)).exists() for pid in pids))

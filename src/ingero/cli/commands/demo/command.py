@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from ingero.cli.options import PROBE_MODE_OPTION, json_switch, option, placed, with_config
+from ingero.cli.signals import unwind_on_end
 
 if TYPE_CHECKING:
     from ingero.model.recording import Recording
@@ -211,6 +212,7 @@ class DemoConfig:
 @click.command("demo")
 @click.argument("name", default="all")
 @with_config(DemoConfig)
+@unwind_on_end()
 def command(name: str, config: DemoConfig) -> None:
     r"""Play a known fault and say what it is.
 
