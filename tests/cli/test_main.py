@@ -2,8 +2,11 @@
 
 import json
 import os
+import pty
+import re
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -57,6 +60,22 @@ def test_a_result_is_printed_whatever_becomes_of_standard_error(line, is_full, l
         )
     assert done.returncode == 0
     assert json.loads(done.stdout)
+
+
+@pytest.mark.parametrize("line", ["demo incident", "query --db /nowhere.db", "replay AR --offline"])
+@pytest.mark.parametrize(("wish", "has_colours"), [("", True), ("1", False)])
+def test_a_terminal_shows_colours_unless_the_user_wants_none(line, wish, has_colours):
+    ours, its = pty.openpty()
+    environ = {**os.environ, "NO_COLOR": wish, "TERM": "xterm"}
+    shown = b""
+    with subprocess.Popen([*INGERO, *line.split()], stdout=its, stderr=its, env=environ):
+        os.close(its)
+        with suppress(OSError):  # pty(7): EIO once nobody has the other end
+            while part := os.read(ours, 4096):
+                shown += part
+    os.close(ours)
+    assert shown
+    assert bool(re.search(rb"\x1b\[(1;)?3\dm", shown)) is has_colours
 
 
 @pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])

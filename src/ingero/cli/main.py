@@ -47,7 +47,7 @@ from ingero.cli.commands.replay import command as replay
 from ingero.cli.commands.trace import command as trace
 from ingero.cli.commands.up import command as up
 from ingero.cli.help import keep_line_breaks
-from ingero.cli.standard_files import STDOUT, prepare_standard_files
+from ingero.cli.standard_files import STDOUT, choose_colour, prepare_standard_files
 from ingero.errors import IngeroError
 
 COMMANDS: Final[tuple[click.Command, ...]] = (
@@ -138,7 +138,7 @@ def _run(program: click.Command, args: Sequence[str] | None) -> int:
         for option, value in given.effects:
             if option.does is not None:
                 option.does(value)
-        result = program.main(args=given.now, standalone_mode=False)
+        result = program.main(args=given.now, standalone_mode=False, color=choose_colour())
         sys.stdout.flush()  # what cannot be written fails here, not while Python ends
     except click.exceptions.Abort:
         return _end_interrupted()
@@ -159,9 +159,10 @@ def _end_interrupted() -> int:
 
 
 def _show(error: IngeroError) -> int:
-    click.echo(click.style("error: ", fg="red", bold=True) + error.message, err=True)
+    colour = choose_colour()
+    click.echo(click.style("error: ", fg="red", bold=True) + error.message, err=True, color=colour)
     if error.hint:
-        click.echo(click.style("hint: ", fg="cyan") + error.hint, err=True)
+        click.echo(click.style("hint: ", fg="cyan") + error.hint, err=True, color=colour)
     return error.exit_code
 
 

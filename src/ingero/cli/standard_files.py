@@ -53,6 +53,14 @@ def prepare_standard_files() -> None:
         )
 
 
+def choose_colour() -> bool | None:
+    """Whether output has colours, as click takes it: not where the user wants none, else as each file is a terminal.
+
+    Source: no-color.org. Read here, for what reads the rest of the environment takes too long to load for ``--help``.
+    """
+    return False if os.environ.get("NO_COLOR") else None  # noqa: TID251
+
+
 def _find_number(stream: io.TextIOWrapper) -> int | None:
     try:
         return stream.fileno()
