@@ -189,6 +189,31 @@ def test_sql_is_answered_and_writing_refused(starved):
     assert "not authorized" in write.json()["error"]
 
 
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"\xff\xfe{",
+        b'{"sql": "SELECT \xff"}',
+        b'{"sql": "SELECT \'\xed\xa0\x80\'"}',
+        b'{"\xff": 1}',
+        b'{"sql": "SELECT \'\\ud800\'"}',
+        b'{"sql": ' + b"[" * 100_000,
+        b'{"sql": "SELECT 1", "limit": NaN}',
+        b'{"sql": "SELECT 1", "limit": 1e999}',
+        b"null",
+        b"",
+    ],
+    ids=range(10),
+)
+def test_a_body_that_is_no_statement_is_refused_with_what_to_send(starved, body):
+    async def talk(client):
+        return await client.post("/api/v1/query", content=body, headers=JSON)
+
+    answer = visit(starved, talk)
+    assert answer.status_code == 400
+    assert answer.json()["error"].startswith('send {"sql": …, "limit": …}: ')
+
+
 def test_an_answer_to_sql_ends_at_a_megabyte(starved):
     async def talk(client):
         sql = "SELECT hex(zeroblob(100000)) FROM events"

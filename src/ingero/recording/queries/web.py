@@ -222,7 +222,7 @@ class NodeApp:
         body = await _read_body(request, _MAX_BODY)
         try:
             asked = msgspec.json.decode(body, type=SqlBody)
-        except (msgspec.ValidationError, msgspec.DecodeError) as error:
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise BadDataError(f'send {{"sql": …, "limit": …}}: {error}') from error
         limits = SqlLimits(min(max(asked.limit, 1), MAX_ROWS), max_bytes=MAX_ANSWER_BYTES)
         stop = SqlStop()
