@@ -162,6 +162,21 @@ def test_command_prints_rows_of_all_nodes_and_counts_who_answered(paths, dead):
     assert dead in result.stderr
 
 
+def test_a_column_that_is_called_node_is_kept_beside_the_address(paths):
+    sql = "SELECT node, 1 AS a, 2 AS a, 3 AS a_2 FROM events GROUP BY node"
+
+    def talk(nodes):
+        arguments = ["query", "--no-tls", "--nodes", ",".join(nodes), sql, "--json"]
+        return nodes, CliRunner().invoke(cli, arguments, catch_exceptions=False)
+
+    nodes, result = among_servers(paths, talk)
+    values = {"a": 1, "a_3": 2, "a_2": 3}
+    names = ("gpu-node-01", "gpu-node-02")
+    assert json.loads(result.stdout) == [
+        {"node": node, "node_2": name} | values for node, name in zip(nodes, names, strict=True)
+    ]
+
+
 def test_export_of_several_nodes_keeps_each_node_and_says_who_failed(paths, dead, tmp_path):
     out = tmp_path / "both.json"
 

@@ -25,8 +25,8 @@ Sql = Annotated[
     msgspec.Meta(
         min_length=1,
         max_length=MAX_SQL_CHARS,
-        description="One SELECT in DuckDB's SQL over events, histograms, collectives, incidents, verdicts, costs, "
-        "logs, spans and nodes; they hold this bearer's rows of the window and nothing else.",
+        description="One SELECT in DuckDB's SQL over events, histograms, collectives, incidents, verdicts, hangs, "
+        "costs, usage, logs, spans and nodes; they hold this bearer's rows of the window and nothing else.",
     ),
 ]
 
@@ -44,7 +44,9 @@ class AnalysisArgs(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 class AnalysisAnswer(msgspec.Struct, kw_only=True):
     """Columns and rows, as arrays."""
 
-    columns: list[str]
+    columns: Annotated[
+        list[str], msgspec.Meta(description="A repeated name is numbered: a, a_2.")
+    ]
     rows: list[list[Any]]
     is_cut: Annotated[
         bool, msgspec.Meta(description="There were more rows than the limit or the byte cap.")

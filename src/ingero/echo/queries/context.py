@@ -160,7 +160,7 @@ class SqlAnswer:
     """What a tenant's statement gave.
 
     Attributes:
-        columns: Names.
+        columns: Names, of which none repeats.
         rows: JSON-able values, one list per row.
         is_cut: There was more.
         n_unseen: Rows of the tables it names that the statement was not given.

@@ -171,14 +171,13 @@ def iter_sql(
     form: RowFormat, columns: Sequence[str], rows: Sequence[Sequence[Any]]
 ) -> Iterator[bytes]:
     """The answer to a tenant's statement; in Arrow, types follow from the values and mixed columns are JSON text."""
-    names = [f"{name}_{at}" if name in columns[:at] else name for at, name in enumerate(columns)]
     if isinstance(form, NdjsonFormat):
         yield msgspec.json.Encoder().encode_lines(
-            dict(zip(names, row, strict=True)) for row in rows
+            dict(zip(columns, row, strict=True)) for row in rows
         )
         return
     arrays = [_infer([row[at] for row in rows]) for at in range(len(columns))]
-    table = pa.table(arrays, names=names)
+    table = pa.table(arrays, names=list(columns))
     yield form.begin(table.schema, b"{}")
     for batch in table.to_batches(max_chunksize=_SQL_BATCH):
         yield form.write(batch)

@@ -16,6 +16,7 @@ from ingero.echo.db.store import Store
 from ingero.echo.queries.context import SqlAnswer, TimeSpan
 from ingero.echo.schema.tables import TABLES, TENANT_TABLES
 from ingero.echo.service.config import EchoConfig
+from ingero.serving.columns import number_repeats
 from ingero.telemetry.clock import Clock
 
 _BATCH_ROWS: Final = 2048
@@ -56,7 +57,7 @@ class TenantSql:
             export = RowsExport(reader, span, config.sql_max_rows_in)
             result = self.sandbox.run(sql, export, limit, cancellation)
         rows = msgspec.json.decode(result.rows)
-        return SqlAnswer(result.columns, rows, result.is_cut, export.n_unseen)
+        return SqlAnswer(number_repeats(result.columns), rows, result.is_cut, export.n_unseen)
 
 
 class RowsExport:

@@ -20,6 +20,7 @@ from ingero.config import Endpoint
 from ingero.config.tls import TlsClientConfig
 from ingero.errors import BadDataError, ConfigError, RetryableError
 from ingero.model.untrusted import clean
+from ingero.serving.columns import number_repeats
 from ingero.serving.tls import build_client_context
 from ingero.telemetry.clock import Clock, SystemClock
 from ingero.units import NS_PER_S
@@ -178,7 +179,7 @@ class FanoutRows:
     """Rows of every node that answered alike.
 
     Attributes:
-        columns: ``node`` first, then those of the first answer.
+        columns: ``node`` first, then those of the first answer; a ``node`` among them is ``node_2``.
         rows: In the order of the nodes.
         warnings: Nodes that failed, answered with other columns, lack rows, or whose clock is off.
     """
@@ -208,7 +209,7 @@ def join_rows(answers: Sequence[NodeAnswer], skew_ms: float) -> FanoutRows:
             warnings.append(f"{answer.node}: there are more rows than the limit")
         if missing := answer.body.get("missing"):
             warnings.append(f"{answer.node}: {clean(str(missing), 512)}")
-    return FanoutRows(["node", *columns], rows, warnings)
+    return FanoutRows(number_repeats(["node", *columns]), rows, warnings)
 
 
 def clock_warnings(answers: Sequence[NodeAnswer], skew_ms: float) -> list[str]:

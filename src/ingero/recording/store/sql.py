@@ -22,6 +22,7 @@ from ingero.errors import BadDataError, StoreError
 from ingero.recording.store import sql_program
 from ingero.recording.store.files import find_recording
 from ingero.recording.store.sql_program import Value
+from ingero.serving.columns import number_repeats
 from ingero.telemetry.clock import Clock, SystemClock
 from ingero.units import NS_PER_S, format_duration
 
@@ -126,7 +127,7 @@ def run_sql(
     reply = _ask(find_recording(path), text, limits, stop or SqlStop())
     if reply.failed:
         raise _build_error(path, reply)
-    rows, columns = reply.rows, _distinct(reply.columns)
+    rows, columns = reply.rows, tuple(number_repeats(reply.columns))
     return SqlRows(columns, rows, reply.is_truncated, clock.mono_ns() - began_ns)
 
 
@@ -180,13 +181,3 @@ def _build_error(path: Path, reply: _Reply) -> BadDataError | StoreError:
     return BadDataError(
         f"SQL: {reply.why}", hint="only one SELECT can be asked here" if is_denied else ""
     )
-
-
-def _distinct(names: list[str]) -> tuple[str, ...]:
-    """Number repeated names, so that a row can be an object."""
-    seen: dict[str, int] = {}
-    distinct = []
-    for name in names:
-        seen[name] = seen.get(name, 0) + 1
-        distinct.append(name if seen[name] == 1 else f"{name}_{seen[name]}")
-    return tuple(distinct)
