@@ -86,6 +86,7 @@ def told(open_echo, tmp_path, capsys):
         said = capsys.readouterr()
         return status, said.out, said.err
 
+    run.echo = echo
     return run
 
 
@@ -195,6 +196,19 @@ def test_what_is_wrong_is_said_with_the_next_step(told, tmp_path):
     status, _, err = told("--url", "http://127.0.0.1:9")
     assert status != 0
     assert "no Echo answers at http://127.0.0.1:9" in err
+
+
+def test_a_name_may_hold_what_other_texts_take_for_a_line_end(told):
+    cost = CostRecord(
+        gpu_seconds=60.0, attributed=CHARGED, node_id="n\x85\u2028x", rank=7, amount=1.0, **PAID
+    )
+    export = build_cost_records("c1", [cost], at_ns(LAST))
+    assert push(told.echo, export, signal=Signal.LOGS).status_code == 200
+    status, out, err = told("--focus=ndjson")
+    assert status == 0, err
+    assert "n\x85\u2028x" in {
+        json.loads(line).get("ResourceId") for line in out.split("\n") if line
+    }
 
 
 def test_lines_of_json_need_no_more_than_ascii():

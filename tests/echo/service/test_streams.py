@@ -258,7 +258,9 @@ def test_a_client_that_goes_away_frees_its_reader(large, open_client):
 
 
 def test_sql_rows_come_in_each_form_also_those_of_mixed_kinds(site):
-    text = "SELECT 1 AS a, 'x' AS a, 2 AS a_2, 170141183460469231731687303715884105727::HUGEINT AS big"
+    text = (
+        "SELECT 1 AS a, 'x' AS a, 2 AS a_2, 170141183460469231731687303715884105727::HUGEINT AS big"
+    )
     headers = {"authorization": f"Bearer {ALL}"}
     url = f"{site.url}/api/v2/sql"
     lines = httpx.post(url, json={"sql": text}, headers=headers | {"accept": LINES}, timeout=120)

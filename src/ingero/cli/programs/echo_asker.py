@@ -63,7 +63,9 @@ class EchoAsker:
         body = {"args": arguments, "max_rows": _ALL_ROWS}
         answer = self._post(tool, body, "application/x-ndjson")
         try:
-            rows: list[Mapping[str, Any]] = [json.loads(line) for line in answer.text.splitlines()]
+            rows: list[Mapping[str, Any]] = [
+                json.loads(line) for line in answer.content.split(b"\n") if line
+            ]
         except ValueError as error:
             raise BadDataError(f"{self._url} answers with what is no NDJSON") from error
         if rows and "error" in rows[-1]:

@@ -44,9 +44,7 @@ class AnalysisArgs(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 class AnalysisAnswer(msgspec.Struct, kw_only=True):
     """Columns and rows, as arrays."""
 
-    columns: Annotated[
-        list[str], msgspec.Meta(description="A repeated name is numbered: a, a_2.")
-    ]
+    columns: Annotated[list[str], msgspec.Meta(description="A repeated name is numbered: a, a_2.")]
     rows: list[list[Any]]
     is_cut: Annotated[
         bool, msgspec.Meta(description="There were more rows than the limit or the byte cap.")
