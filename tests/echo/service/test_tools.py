@@ -159,6 +159,16 @@ def test_a_node_is_told_in_full(site):
     }
 
 
+@pytest.mark.parametrize(
+    ("tool", "n_rows"), [("node_detail", 10), ("timeline", 6), ("anomaly_list", 10)]
+)
+def test_what_is_asked_about_one_node_counts_the_rows_of_that_node(site, tool, n_rows):
+    found = result(site, f"fleet.cluster.{tool}", {"node_id": "c1-n3"})
+    assert (found["coverage"]["n_rows"], found["coverage"]["n_nodes"]) == (n_rows, 1)
+    nobody = result(site, f"fleet.cluster.{tool}", {"node_id": "nobody"})
+    assert (nobody["rows"], nobody["coverage"]["n_rows"]) == ([], 0)
+
+
 def test_limits_cut_and_say_so(site):
     found = result(site, "fleet.cluster.summary", {"limit": 1})
     assert (len(found["rows"]), found["n_cut"]) == (1, 1)

@@ -297,13 +297,15 @@ class QueryContext:
         """Every row of a statement whose answer is small by nature."""
         return [row(*_aware(values)) for values in self.reader.rows(sql, params)]
 
-    def coverage(self, span: TimeSpan, table: str, extra: str = "TRUE") -> AnswerCoverage:
-        """What one table holds inside the window; ``extra`` is a condition of ours."""
+    def coverage(
+        self, span: TimeSpan, table: str, extra: str = "TRUE", node_id: str | None = None
+    ) -> AnswerCoverage:
+        """What one table holds inside the window, of one node where one is named; ``extra`` is a condition of ours."""
         node = NODE_OF_EVENT if table == "events" else "nullif(node_id, '')"
         n_rows, n_nodes, first, last = self.reader.row(
             f"SELECT count(*), count(DISTINCT {node}), min(ts), max(ts) FROM {table} "
-            f"WHERE {span.where} AND {extra}",
-            span.params,
+            f"WHERE {span.where} AND {extra} AND (? IS NULL OR node_id = ?)",
+            (*span.params, node_id, node_id),
         )
         return AnswerCoverage(
             source=table, n_rows=n_rows, n_nodes=n_nodes, first=aware(first), last=aware(last)

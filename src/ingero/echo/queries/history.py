@@ -83,7 +83,7 @@ def _anomalies(context: QueryContext, args: AnomalyArgs) -> ListAnswer[NodeAnoma
     span = context.span(args)
     sql, params = span.bind(_ANOMALY_SQL)
     chosen = (_LEVELS[args.severity_filter], args.node_id, args.node_id)
-    coverage = context.coverage(span, "events")
+    coverage = context.coverage(span, "events", node_id=args.node_id)
     return context.answer(
         ListAnswer[NodeAnomaly], span, (sql, (*params, *chosen)), args.limit, coverage
     )
@@ -140,7 +140,7 @@ def _timeline(context: QueryContext, args: TimelineArgs) -> NodeTimelineAnswer:
         span,
         (sql, (*steps, *params, *chosen)),
         _TIMELINE_ROWS,
-        context.coverage(span, "events", f"metric_name = '{args.metric_name}'"),
+        context.coverage(span, "events", f"metric_name = '{args.metric_name}'", args.node_id),
         metric_name=args.metric_name,
         bucket_seconds=step_us / 1e6,
     )
@@ -224,7 +224,7 @@ def _node(context: QueryContext, args: NodeArgs) -> NodeHistoryAnswer:
         span,
         (metrics, (*span.params, args.node_id)),
         args.limit,
-        context.coverage(span, "events"),
+        context.coverage(span, "events", node_id=args.node_id),
         facts=facts,
         verdicts=verdicts,
     )
