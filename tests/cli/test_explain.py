@@ -106,6 +106,33 @@ def test_stored_chains_are_shown_as_the_other_agents_words(data_dir):
     assert "not verified" in ask("--db", data_dir / "agent_dbs/sample-cluster.db", "--chains")
 
 
+@pytest.mark.parametrize(
+    ("asked", "ids"),
+    [
+        (("--since", "20s"), [4, 5]),
+        (("--from", "2026-04-03T12:18:43Z", "--to", "2026-04-03T12:20:00Z"), [2, 3]),
+        (("--to", "1s"), [0, 1, 2, 3]),
+        (("--from", "0s"), [2, 3, 4, 5]),
+        (("--since", "9999999w"), [0, 1, 2, 3, 4, 5]),
+        (("--from", "60s", "--to", "70s"), []),
+    ],
+)
+def test_stored_chains_are_those_of_the_time_that_was_asked_for(data_dir, asked, ids):
+    db = ("--db", data_dir / "agent_dbs/sample-cluster.db", "--chains")
+    every, part = json.loads(ask(*db, "--json")), json.loads(ask(*db, *asked, "--json"))
+    assert part == [every[at] for at in ids]
+    head, *lines = ask(*db, *asked).splitlines()
+    assert len(lines) == len(ids)
+    assert head.startswith(f"{len(ids)} chains")
+    assert ("of 6, those of the time" in head) == (len(ids) < 6)
+
+
+def test_what_stored_chains_cannot_be_chosen_by_is_said(data_dir):
+    db = ("--db", data_dir / "agent_dbs/sample-cluster.db", "--chains")
+    assert "--pid and --last choose no stored chains" in ask(*db, "--pid", "1")
+    assert "note" not in ask(*db)
+
+
 def test_incidents_are_shown_as_chains_where_the_recording_agent_stored_none(tmp_path):
     path = tmp_path / "r.db"
     FAULTS["memory_leak"]().write(path)

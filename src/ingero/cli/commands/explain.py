@@ -234,17 +234,24 @@ def _show_chains(path: Path, wanted: Wanted, as_json: bool) -> None:
     from ingero.model.untrusted import clean_whole
     from ingero.recording.queries.chains import build_chain, list_stored_chains
     from ingero.recording.queries.explain import explain_file
+    from ingero.recording.queries.window import find_bounds, find_span
 
     stored = list_stored_chains(path)
-    chains = stored or [build_chain(one) for one in explain_file(path, wanted).incidents]
+    if stored:
+        chains, n_all = list_stored_chains(path, find_bounds(find_span(path), wanted)), len(stored)
+        of = f" of {n_all}, those of the time asked for," if len(chains) < n_all else ""
+        head = f"{plural(len(chains), 'chain')}{of} stored by the recording agent (not verified by this version)"
+        if wanted.pids or wanted.last:
+            click.echo(
+                "note: --pid and --last choose no stored chains, which name neither", err=True
+            )
+    else:
+        chains = [build_chain(one) for one in explain_file(path, wanted).incidents]
+        head = f"no chain stored by the recording agent; {plural(len(chains), 'incident')}"
     if as_json:
         click.echo(json.dumps([msgspec.to_builtins(chain) for chain in chains], indent=2))
         return
-    click.echo(
-        f"{plural(len(stored), 'chain')} stored by the recording agent (not verified by this version)"
-        if stored
-        else f"no chain stored by the recording agent; {plural(len(chains), 'incident')}"
-    )
+    click.echo(head)
     for chain in chains:
         node = f"  {chain.node}" if chain.node else ""
         line = f"{chain.detected_at}  [{chain.severity}] {chain.summary}{node}"

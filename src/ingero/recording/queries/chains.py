@@ -29,8 +29,14 @@ class ChainRow(msgspec.Struct, frozen=True):
     node: str
 
 
-def list_stored_chains(path: Path) -> list[ChainRow]:
-    """Every row of ``causal_chains``, oldest first, not vouched for; empty when the file keeps none.
+def list_stored_chains(
+    path: Path, bounds: tuple[int | None, int | None] = (None, None)
+) -> list[ChainRow]:
+    """The rows of ``causal_chains``, oldest first, not vouched for; empty when the file keeps none.
+
+    Args:
+        path: The recording.
+        bounds: Unix ns from and to which they were detected; None for no bound.
 
     Raises:
         StoreError: The file cannot be read.
@@ -42,7 +48,9 @@ def list_stored_chains(path: Path) -> list[ChainRow]:
         node = "node" if "node" in columns else "''"
         named = f"{_COLUMNS}, {node}"
         rows = connection.execute(
-            f"SELECT {named} FROM causal_chains ORDER BY detected_at, id"  # noqa: S608 - own names
+            f"SELECT {named} FROM causal_chains WHERE (?1 IS NULL OR detected_at >= ?1) "  # noqa: S608 - own names
+            "AND (?2 IS NULL OR detected_at <= ?2) ORDER BY detected_at, id",
+            bounds,
         ).fetchall()
     rows, _ = keep_typed(rows, (str, TIMES, *[str] * 6), has_nulls=True)
     return [

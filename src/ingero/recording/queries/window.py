@@ -81,13 +81,7 @@ def load_part(path: Path, wanted: Wanted) -> Recording:
     """
     check_pids(wanted.pids)
     first_ns, last_ns = find_span(path)
-    span = (first_ns, last_ns)
-    from_ns = _parse_moment(wanted.start, span, "--from") if wanted.start else None
-    to_ns = _parse_moment(wanted.end, span, "--to") if wanted.end else None
-    if wanted.since:
-        from_ns = max(last_ns - _parse_length(wanted.since, "--since"), from_ns or first_ns)
-    if from_ns is not None and to_ns is not None and from_ns > to_ns:
-        raise AskedError("the window ends before it starts", hint="swap --from and --to")
+    from_ns, to_ns = find_bounds((first_ns, last_ns), wanted)
     from_ns = None if from_ns is not None and from_ns <= first_ns else from_ns
     to_ns = None if to_ns is not None and to_ns >= last_ns else to_ns
     limits = LoadFilter(from_ns, to_ns, wanted.pids, has_extras=wanted.has_extras)
@@ -95,6 +89,26 @@ def load_part(path: Path, wanted: Wanted) -> Recording:
         return load_recording(path, replace(limits, max_rows=wanted.last))
     recording = load_recording(path, limits)
     return replace(recording, has_unread=recording.is_truncated)
+
+
+def find_bounds(span: tuple[int, int], wanted: Wanted) -> tuple[int | None, int | None]:
+    """First and last moment that were asked for, Unix ns; None where none was.
+
+    Args:
+        span: First and last stored timestamp of the recording, Unix ns.
+        wanted: As a person says it.
+
+    Raises:
+        AskedError: A time is not one, or the part is empty by construction.
+    """
+    from_ns = _parse_moment(wanted.start, span, "--from") if wanted.start else None
+    to_ns = _parse_moment(wanted.end, span, "--to") if wanted.end else None
+    if wanted.since:
+        since_ns = max(span[1] - _parse_length(wanted.since, "--since"), TIMES[0])
+        from_ns = since_ns if from_ns is None else max(since_ns, from_ns)
+    if from_ns is not None and to_ns is not None and from_ns > to_ns:
+        raise AskedError("the window ends before it starts", hint="swap --from and --to")
+    return from_ns, to_ns
 
 
 def find_span(path: Path) -> tuple[int, int]:
