@@ -30,7 +30,7 @@ from ingero.recording.queries.flame import build_flame
 from ingero.recording.queries.graphs import list_graph_events, summarise_graphs
 from ingero.recording.queries.memory import balance_memory
 from ingero.recording.queries.operations import OperationAnswer, list_operations
-from ingero.recording.queries.overview import list_snapshots, read_overview
+from ingero.recording.queries.overview import count_part, list_snapshots, read_overview
 from ingero.recording.queries.recording_file import RecordingFile
 from ingero.recording.queries.stacks import StacksArgs, read_folded_stacks
 from ingero.recording.queries.timeline import View, build_timeline
@@ -38,6 +38,8 @@ from ingero.recording.queries.window import Wanted, find_span
 from ingero.recording.store.reader import read_unprobed, read_unwritten
 
 MAX_ROWS: Final = 5_000_000
+
+_OF_EVENTS: Final = {"event_count", "first", "last", "duration_s"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,8 +105,11 @@ def _recording(asked: Asked) -> dict[str, Any]:
 
 
 def _overview(asked: Asked) -> dict[str, Any]:
-    """What the recording is, the machine's newest state and the worst incident of the part."""
+    """What the recording is, the machine's newest state, and events and the worst incident of the part."""
     found = read_overview(asked.context.path)
+    if asked.wanted.since or asked.wanted.pids or asked.wanted.last:
+        found = {name: found[name] for name in found.keys() - _OF_EVENTS}
+        found |= count_part(asked.context.load(asked.wanted))
     incidents = asked.context.explain(asked.wanted).incidents
     found["incident_count"] = found["chain_count"] = len(incidents)
     found |= _reservations(asked)

@@ -17,6 +17,7 @@ from ingero.recording.store.sql import MAX_ROWS
 from ingero.serving.query import Query
 
 _SKEW_MS: Final = 10.0
+_SINCE: Final = "5m"
 _LINE: Final = 512
 _MAX_DETAILS: Final = 256 * 1024
 _ORDER: Final = {"HIGH": 0, "MEDIUM": 1, "LOW": 2}
@@ -67,6 +68,8 @@ def _query_fleet(context: RecordingFile, args: FleetArgs) -> FleetAnswer:
     statement = args.query or args.sql
     if (args.action == "sql") != bool(statement):
         raise BadDataError("query is for the action sql, which needs it")
+    if args.action == "sql" and (args.pid or args.since not in {"", _SINCE}):
+        raise BadDataError("since and pid choose no rows of sql", hint="say it in its WHERE")
     if args.action == "sql":
         answers: list[NodeAnswer] = ask("query", {"sql": statement, "limit": MAX_ROWS})
     else:

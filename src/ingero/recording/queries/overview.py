@@ -5,9 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from ingero.model.recording import Recording
 from ingero.model.untrusted import clean
 from ingero.recording.queries.window import TIMES, format_wall, read_span
 from ingero.recording.store.files import open_recording, store_errors, table_columns
+from ingero.recording.store.rows import stored_timestamps
 from ingero.recording.store.typed import keep_typed
 
 MAX_SNAPSHOTS = 600
@@ -27,12 +29,7 @@ def read_overview(path: Path) -> dict[str, Any]:
             "event_count": rows,
             "session_count": 0,
         }
-        if first or last:
-            found |= {
-                "first": format_wall(first),
-                "last": format_wall(last),
-                "duration_s": (last - first) / 1e9,
-            }
+        found |= _describe_span(first, last)
         sessions = table_columns(connection, "sessions")
         if sessions:
             row = connection.execute(
@@ -48,6 +45,24 @@ def read_overview(path: Path) -> dict[str, Any]:
                 found["host"] = {"kernel": clean(str(row[3])), "cpus": row[4]}
     shots = list_snapshots(path, limit=1)
     return found | ({"system": shots[0]} if shots else {})
+
+
+def count_part(recording: Recording) -> dict[str, Any]:
+    """What `read_overview` says of the events of a recording, of a part of one."""
+    stamps = stored_timestamps(recording.events)
+    if not len(stamps):
+        return {"event_count": 0}
+    return {"event_count": len(stamps), **_describe_span(int(stamps.min()), int(stamps.max()))}
+
+
+def _describe_span(first: int, last: int) -> dict[str, Any]:
+    if not (first or last):
+        return {}
+    return {
+        "first": format_wall(first),
+        "last": format_wall(last),
+        "duration_s": (last - first) / 1e9,
+    }
 
 
 def list_snapshots(path: Path, limit: int = MAX_SNAPSHOTS) -> list[dict[str, Any]]:
