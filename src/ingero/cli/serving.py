@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -129,9 +128,11 @@ class NodesConfig:
         path: str,
         body: object | None,
         timeout: str,
-        decode: Callable[[bytes], Any] = json.loads,
+        decode: Callable[[bytes], Any] | None = None,
     ) -> tuple[list[NodeAnswer], float]:
-        """Ask every node; returns their answers and the clock threshold in ms."""
+        """Ask every node; returns their answers, of JSON without ``decode``, and the clock threshold in ms."""
+        import msgspec
+
         from ingero.config.environment import read_bearer
         from ingero.config.model import parse_model
         from ingero.config.tls import TlsClientConfig
@@ -151,7 +152,8 @@ class NodesConfig:
             raise click.UsageError(str(error)) from error
         nodes = split_nodes(self.nodes)
         settings = FanoutSettings(read_bearer(), timeout_ns, tls)
-        return ask_nodes(nodes, path, body, settings, decode=decode), skew_ns / 1e6
+        read = decode or msgspec.json.decode
+        return ask_nodes(nodes, path, body, settings, decode=read), skew_ns / 1e6
 
 
 def serve(

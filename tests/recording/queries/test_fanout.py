@@ -3,9 +3,13 @@
 import json
 import socket
 import sqlite3
-from contextlib import AsyncExitStack, closing
+import time
+from contextlib import AsyncExitStack, closing, contextmanager, suppress
 from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from itertools import count
 from pathlib import Path
+from threading import Event, Thread
 
 import anyio
 import pytest
@@ -43,6 +47,7 @@ from ingero.recording.store.reader import load_recording
 from ingero.recording.store.writer import RecordingWriter
 from ingero.serving.query import get_query
 from ingero.testing.clock import ManualClock
+from ingero.units import NS_PER_S
 
 COUNT = {"sql": "SELECT count(*) AS n FROM events", "limit": 10}
 PLAIN = FanoutSettings(tls=TlsClientConfig(insecure=True))
@@ -98,6 +103,112 @@ def test_silent_node_is_named_and_the_others_still_answer(paths, dead):
     )
     assert len(joined.rows) == 2
     assert [warning.split(": ")[0] for warning in joined.warnings] == [dead]
+
+
+class _Node(BaseHTTPRequestHandler):
+    """A node whose clock is right and whose answers are a test's."""
+
+    chunks = staticmethod(lambda: iter(()))
+
+    def do_GET(self):
+        if self.path == "/api/v1/time":
+            self._send([json.dumps({"timestamp_ns": time.time_ns()}).encode()])
+        else:
+            self._send(self.chunks())
+
+    def do_POST(self):
+        self.rfile.read(int(self.headers["content-length"]))
+        self._send(self.chunks())
+
+    def _send(self, chunks):
+        self.send_response(200)
+        self.end_headers()
+        with suppress(OSError):  # the client may be gone
+            for chunk in chunks:
+                self.wfile.write(chunk)
+
+    def log_message(self, *_):
+        pass
+
+
+@contextmanager
+def odd_node(chunks):
+    """The address of a node that answers with these pieces."""
+    kind = type("_Odd", (_Node,), {"chunks": staticmethod(chunks)})
+    with ThreadingHTTPServer(("127.0.0.1", 0), kind) as server:
+        thread = Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        try:
+            yield f"127.0.0.1:{server.server_port}"
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def test_node_that_drips_its_answer_is_named_with_the_time_it_had(paths):
+    over = Event()
+
+    def drip():
+        yield b"{"
+        while not over.wait(0.05):
+            yield b" "
+
+    quick = replace(PLAIN, timeout_ns=NS_PER_S)
+    with odd_node(drip) as slow:
+        joined = among_servers(
+            paths, lambda nodes: join_rows(ask_nodes([slow, *nodes], "query", COUNT, quick), 1e9)
+        )
+        over.set()
+    assert joined.warnings == [f"{slow}: no whole answer within 1 s"]
+    assert len(joined.rows) == 2
+
+
+def test_answer_that_is_too_large_is_not_read_to_its_end_and_named_with_the_limit(paths):
+    sent = count()
+
+    def flood():
+        for _ in range(2000):
+            next(sent)
+            yield b" " * 1024 * 1024
+
+    with odd_node(flood) as large:
+        joined = among_servers(
+            paths, lambda nodes: join_rows(ask_nodes([large, *nodes], "query", COUNT, PLAIN), 1e9)
+        )
+    assert joined.warnings == [
+        f"{large}: its answer is over 32 MiB: ask for less time or fewer rows"
+    ]
+    assert len(joined.rows) == 2
+    assert next(sent) < 100
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"<html>", b'{"columns": ["\xff"], "rows": []}', b"[" * 100_000, b"[]", b'{"columns": ["n"]}',
+        b'{"columns": ["n"], "rows": [[1, 2]]}', b'{"columns": "n", "rows": []}', b"",
+    ],
+    ids=range(8),
+)  # fmt: skip
+@pytest.mark.parametrize("form", [(), ("--json",)])
+def test_node_that_answers_something_else_is_named_and_the_others_are_shown(paths, body, form):
+    with odd_node(lambda: iter((body,))) as odd:
+
+        def talk(nodes):
+            among = ["--no-tls", "--nodes", ",".join([*nodes, odd])]
+            return CliRunner().invoke(
+                cli, ["query", *among, COUNT["sql"], *form], catch_exceptions=False
+            )
+
+        result = among_servers(paths, talk)
+    assert result.exit_code == 0, result.output
+    assert f"warning: {odd}: " in result.stderr
+    assert "(2 rows from " in result.stderr
+
+
+def test_a_name_that_no_host_can_have_is_refused_by_itself():
+    with pytest.raises(ConfigError, match="'xn--:80' is no name of a host"):
+        ask_nodes(["127.0.0.1:1", "xn--:80"], "query", COUNT, FanoutSettings())
 
 
 def test_no_answer_at_all_is_an_error(dead):

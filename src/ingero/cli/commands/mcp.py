@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import click
 
@@ -14,6 +14,8 @@ from ingero.errors import UnsupportedError
 
 if TYPE_CHECKING:
     from ingero.recording.queries.recording_file import ExternalAccess
+
+_NODE_TIMEOUT: Final = "30s"  # what a node's own statement may take
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,6 +86,6 @@ def _build_outside(among: NodesConfig, pagerduty_url: str, *, is_http: bool) -> 
     key = read_pagerduty_key()
     may_page = bool(key) and (not is_http or bool(read_bearer()))
     return ExternalAccess(
-        (lambda path, body: among.ask(path, body, "5s")[0]) if among.nodes else None,
+        (lambda path, body: among.ask(path, body, _NODE_TIMEOUT)[0]) if among.nodes else None,
         PagerDutyPager(key, pagerduty_url) if may_page else None,
     )

@@ -23,7 +23,7 @@ from ingero.model.untrusted import clean
 from ingero.serving.columns import number_repeats
 from ingero.serving.tls import build_client_context
 from ingero.telemetry.clock import Clock, SystemClock
-from ingero.units import NS_PER_S
+from ingero.units import NS_PER_S, format_duration, format_size
 
 _CLOCK_SAMPLES: Final = 3
 _JSON_BODY: Final = {"content-type": "application/json"}
@@ -36,7 +36,7 @@ class FanoutSettings:
 
     Attributes:
         token: Bearer of every node; empty for none.
-        timeout_ns: Longest wait for one node.
+        timeout_ns: Longest wait for one node, the estimate of its clock included.
         tls: Client side of TLS; ``insecure`` speaks plain HTTP, to loopback only.
     """
 
@@ -85,7 +85,7 @@ def ask_nodes(
     tls = settings.tls or TlsClientConfig()
     if tls.insecure and not all(endpoint.is_loopback for endpoint in endpoints):
         raise ConfigError("plain HTTP to other machines is refused", hint="leave out --no-tls")
-    asked = _Asked(path, body, decode, clock or SystemClock())
+    asked = _Asked(path, body, decode, clock or SystemClock(), settings.timeout_ns)
     answers = asyncio.run(_ask_all(endpoints, asked, settings))
     if all(answer.error for answer in answers):
         reasons = "; ".join(f"{answer.node}: {answer.error}" for answer in answers)
@@ -102,6 +102,10 @@ def _parse(node: str) -> Endpoint:
         raise ConfigError(f"--nodes: {error}") from error
     if not endpoint.host or not endpoint.port:
         raise ConfigError(f"--nodes: {node!r} names no host and port")
+    try:
+        _ = httpx.URL(f"https://{endpoint}").host  # decodes it
+    except (httpx.InvalidURL, UnicodeError) as error:
+        raise ConfigError(f"--nodes: {node!r} is no name of a host: {error}") from error
     return endpoint
 
 
@@ -111,6 +115,7 @@ class _Asked:
     body: object | None
     decode: Callable[[bytes], Any]
     clock: Clock
+    timeout_ns: int
 
 
 async def _ask_all(
@@ -118,7 +123,9 @@ async def _ask_all(
 ) -> list[NodeAnswer]:
     tls = settings.tls or TlsClientConfig()
     verify: ssl.SSLContext | bool = False if tls.insecure else build_client_context(tls)
-    headers = {"authorization": f"Bearer {settings.token}"} if settings.token else {}
+    headers = {"accept-encoding": "identity"}  # what arrives is what is counted
+    if settings.token:
+        headers["authorization"] = f"Bearer {settings.token}"
     scheme = "http" if tls.insecure else "https"
     async with httpx.AsyncClient(
         verify=verify, headers=headers, timeout=settings.timeout_ns / NS_PER_S, trust_env=False
@@ -129,15 +136,13 @@ async def _ask_all(
 
 
 async def _ask_one(client: httpx.AsyncClient, base: str, node: str, asked: _Asked) -> NodeAnswer:
+    given = None if asked.body is None else msgspec.json.encode(asked.body)
     try:
-        offset, round_trip = await _clock_offset(client, base, asked.clock)
-        if asked.body is None:
-            answer = await client.get(base + asked.path)
-        else:
-            answer = await client.post(
-                base + asked.path, content=msgspec.json.encode(asked.body), headers=_JSON_BODY
-            )
-        content = _decode(answer, asked.decode)
+        async with asyncio.timeout(asked.timeout_ns / NS_PER_S):
+            offset, round_trip = await _clock_offset(client, base, asked.clock)
+            content = _decode(*await _fetch(client, base + asked.path, given), asked.decode)
+    except (TimeoutError, httpx.TimeoutException):
+        return NodeAnswer(node, f"no whole answer within {format_duration(asked.timeout_ns)}")
     except httpx.HTTPError as error:
         return NodeAnswer(node, str(error) or type(error).__name__)
     except BadDataError as error:
@@ -145,17 +150,38 @@ async def _ask_one(client: httpx.AsyncClient, base: str, node: str, asked: _Aske
     return NodeAnswer(node, "", content, offset, round_trip)
 
 
-def _decode(answer: httpx.Response, decode: Callable[[bytes], Any] = msgspec.json.decode) -> Any:  # noqa: ANN401 -- what the path answers
-    if len(answer.content) > _MAX_ANSWER_BYTES:
-        raise BadDataError("the answer is too large")
+async def _fetch(
+    client: httpx.AsyncClient, url: str, body: bytes | None = None
+) -> tuple[httpx.Response, bytes]:
+    """An answer and its bytes, no more than `_MAX_ANSWER_BYTES` of which are ever held.
+
+    Raises:
+        BadDataError: There are more.
+    """
+    method, headers = ("GET", None) if body is None else ("POST", _JSON_BODY)
+    content = bytearray()
+    async with client.stream(method, url, content=body, headers=headers) as answer:
+        async for part in answer.aiter_raw():
+            content += part
+            if len(content) > _MAX_ANSWER_BYTES:
+                most = format_size(_MAX_ANSWER_BYTES)
+                raise BadDataError(f"its answer is over {most}: ask for less time or fewer rows")
+    return answer, bytes(content)
+
+
+def _decode(
+    answer: httpx.Response,
+    content: bytes,
+    decode: Callable[[bytes], Any] = msgspec.json.decode,
+) -> Any:  # noqa: ANN401 -- what the path answers
     try:
         if answer.is_error:
-            content = msgspec.json.decode(answer.content, type=dict[str, Any])
+            fault = msgspec.json.decode(content, type=dict[str, Any])
             raise BadDataError(
-                f"HTTP {answer.status_code}: {content.get('error', 'no reason given')}"
+                f"HTTP {answer.status_code}: {fault.get('error', 'no reason given')}"
             )
-        return decode(answer.content)
-    except msgspec.DecodeError as error:
+        return decode(content)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise BadDataError(f"HTTP {answer.status_code}, not what was asked for") from error
 
 
@@ -164,7 +190,7 @@ async def _clock_offset(client: httpx.AsyncClient, base: str, clock: Clock) -> t
     offsets, trips = [], []
     for _ in range(_CLOCK_SAMPLES):
         sent_ns, began_ns = clock.wall_ns(), clock.mono_ns()
-        content = _decode(await client.get(base + "time"))
+        content = _decode(*await _fetch(client, base + "time"))
         trip_ns = clock.mono_ns() - began_ns
         theirs = content.get("timestamp_ns") if isinstance(content, dict) else None
         if not isinstance(theirs, int):
@@ -189,6 +215,22 @@ class FanoutRows:
     warnings: list[str]
 
 
+class _SqlAnswer(msgspec.Struct, frozen=True):
+    columns: list[str]
+    rows: list[list[Any]]
+    truncated: bool = False
+    missing: str = ""
+
+
+def _read_rows(body: object) -> _SqlAnswer | None:
+    """A node's rows; None where it sent something else."""
+    try:
+        sent = msgspec.convert(body, _SqlAnswer)
+    except msgspec.ValidationError:
+        return None
+    return sent if all(len(row) == len(sent.columns) for row in sent.rows) else None
+
+
 def join_rows(answers: Sequence[NodeAnswer], skew_ms: float) -> FanoutRows:
     """Put the SQL answers of many nodes into one table; a node with other columns is left out and named."""
     columns: list[str] = []
@@ -200,15 +242,19 @@ def join_rows(answers: Sequence[NodeAnswer], skew_ms: float) -> FanoutRows:
     for answer in answers:
         if answer.error:
             continue
-        columns = columns or answer.body["columns"]
-        if answer.body["columns"] != columns:
+        sent = _read_rows(answer.body)
+        if sent is None:
+            warnings.append(f"{answer.node}: left out, it answers in another shape")
+            continue
+        columns = columns or sent.columns
+        if sent.columns != columns:
             warnings.append(f"{answer.node}: left out, its columns differ")
             continue
-        rows += [[answer.node, *row] for row in answer.body["rows"]]
-        if answer.body.get("truncated"):
+        rows += [[answer.node, *row] for row in sent.rows]
+        if sent.truncated:
             warnings.append(f"{answer.node}: there are more rows than the limit")
-        if missing := answer.body.get("missing"):
-            warnings.append(f"{answer.node}: {clean(str(missing), 512)}")
+        if sent.missing:
+            warnings.append(f"{answer.node}: {clean(sent.missing, 512)}")
     return FanoutRows(number_repeats(["node", *columns]), rows, warnings)
 
 
