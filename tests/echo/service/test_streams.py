@@ -18,7 +18,7 @@ from tests.support.echo import RunningEcho
 from ingero.echo.db.rows import Rows
 from ingero.echo.queries.analysis import RUN_ANALYSIS
 from ingero.echo.queries.catalog import QUERIES
-from ingero.echo.schema.tables import EVENTS
+from ingero.echo.schema.tables import EVENTS, LOGS
 from ingero.echo.service.formats import NdjsonFormat, choose_format
 from ingero.testing.waiting import wait_until
 
@@ -255,6 +255,43 @@ def test_a_client_that_goes_away_frees_its_reader(large, open_client):
     wait_until_stalled(large)
     client.close()
     wait_until(lambda: not readers(large)._active)
+
+
+def read_chunks(answer):
+    """Sizes of the pieces that a body was sent in, and the body."""
+    sizes, body = [], b""
+    while size := int(answer.fp.readline(), 16):
+        sizes.append(size)
+        body += answer.fp.read(size + 2)[:-2]
+    return sizes, body
+
+
+@pytest.mark.parametrize("accept", [LINES, ARROW])
+def test_rows_of_a_megabyte_are_sent_a_few_at_a_time(open_echo, accept):
+    echo = open_echo()
+    n, text, rows = 24, "y" * (1 << 20), Rows(n_rows=24)
+    at = dt.datetime.now(dt.UTC).replace(tzinfo=None) - dt.timedelta(minutes=1)
+    for i in range(n):
+        known = {"ts": at, "cluster_id": "c1", "node_id": "n1", "event_name": "ingero.remediation"}
+        known |= {"body": f"{i} {text}", "attributes": "{}"}
+        rows.table(LOGS).add(7 + i, i, [known.get(name) for name in LOGS.names])
+    echo.service.store.write(rows)
+    connection = http.client.HTTPConnection("127.0.0.1", echo.at.mcp.port, timeout=60)
+    headers = {
+        "authorization": f"Bearer {ONE}",
+        "accept": accept,
+        "content-type": "application/json",
+    }
+    asked = json.dumps({"args": {}, "max_rows": 100})
+    connection.request("POST", "/api/v2/tools/fleet.cluster.remediation", asked, headers)
+    sizes, body = read_chunks(connection.getresponse())
+    connection.close()
+    assert max(sizes) < 5 << 20
+    if accept == LINES:
+        notes = [json.loads(line)["note"] for line in body.splitlines()]
+    else:
+        notes = pa.ipc.open_stream(body).read_all()["note"].to_pylist()
+    assert sorted(notes) == sorted(f"{i} {text}" for i in range(n))
 
 
 def test_sql_rows_come_in_each_form_also_those_of_mixed_kinds(site):

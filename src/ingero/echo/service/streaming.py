@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, NoReturn
 
 import msgspec
+import pyarrow as pa
 
 from ingero.echo.db.cancellation import Cancellation
 from ingero.echo.db.errors import DeadlineError
@@ -44,7 +45,9 @@ _POLL_S: Final = 0.05
 _FRAME_HEADER: Final = b"x-ingero-answer"
 """Window, coverage and what was cut, as JSON: what rows alone do not say."""
 _BATCH_ROWS: Final = 2048
-"""Rows of a part."""
+"""Rows of a part at most."""
+_PART_BYTES: Final = 4 << 20
+"""Of a part's values at most, unless one row has more: a text may be a megabyte in each row."""
 _STALL_S: Final = 15.0
 """Longest time for the client to take one part."""
 _MAX_QUERIES_LONG: Final = 6
@@ -168,11 +171,21 @@ class RowStreams:
         def iter_parts() -> Iterator[bytes]:
             yield form.begin(schema, msgspec.json.encode(frame))
             for batch in batches:
-                yield form.write(conform(batch, schema))
+                yield from map(form.write, _split(conform(batch, schema)))
             yield form.end()
 
         rows.reader, rows.parts = reader, iter_parts()
         rows.header = msgspec.json.encode({name: frame[name] for name in _IN_HEADER})
+
+
+def _split(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    """The batch in pieces of `_PART_BYTES` at most, of one row at least."""
+    if batch.nbytes <= _PART_BYTES or batch.num_rows < 2:
+        yield batch
+        return
+    half = batch.num_rows // 2
+    yield from _split(batch.slice(0, half))
+    yield from _split(batch.slice(half))
 
 
 def _refuse_sql(sql: str, span: TimeSpan, limit: int) -> NoReturn:
