@@ -16,6 +16,8 @@ _INSERT = re.compile(r"INSERT INTO\s+(\S+)\s+(?:\((.*)\)\s+)?FORMAT\s+(\w+)", re
 _FORMAT = re.compile(r"\s+FORMAT\s+(\w+)\s*$")
 
 
+KILL = "KILL QUERY WHERE query_id = {id:String}"
+_KILL_BY_TEXT = "KILL QUERY WHERE query LIKE concat('/* ', {id:String}, ' */%') AND query NOT LIKE '%KILL QUERY%'"
 _ESCAPES = {"t": "\t", "n": "\n", "r": "\r", "b": "\b", "f": "\f", "0": "\0"}
 
 
@@ -42,6 +44,7 @@ class ClickHouseServer:
         fail_inserts: So many inserts are refused.
         is_done_first: A refused insert was done all the same.
         settings: Of the last statement.
+        killed: Ids of the statements that were to be ended.
     """
 
     def __init__(self, connect, refusal):
@@ -51,6 +54,7 @@ class ClickHouseServer:
         self.fail_inserts = 0
         self.is_done_first = False
         self.settings = {}
+        self.killed = []
         outer = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -103,22 +107,29 @@ class ClickHouseServer:
         }
         database = asked.get("database", "default")
         try:
-            engine = self.find_engine(database)
-            return 200, 0, self.run(engine, asked.get("query"), body, values, request.headers)
+            # One connection of the engine in the process runs one statement at a time, which this is to end.
+            engine = self.find_engine(database, for_kills=KILL.encode() in body)
+            return 200, 0, self.run(engine, asked, body, values, request.headers)
         except self.refusals as error:
             return 500, error.code or 1, str(error).encode()
 
-    def find_engine(self, database):
-        if database not in self.engines:
-            found = self.connect(interface="chdb", database=database)
-            self.engines[database] = found
-        return self.engines[database]
+    def find_engine(self, database, *, for_kills=False):
+        key = (database, for_kills)
+        if key not in self.engines:
+            self.engines[key] = self.connect(interface="chdb", database=database)
+        return self.engines[key]
 
-    def run(self, engine, query, body, values, headers):
+    def run(self, engine, asked, body, values, headers):
+        query = asked.get("query")
         insert = _INSERT.search(query or "")
         if insert is not None:
             return self.insert(engine, insert, body, headers.get("content-encoding"))
         text = query or body.decode()
+        if text.startswith(KILL):  # the engine in the process gives its statements other ids
+            self.killed.append(values["id"])
+            text = text.replace(KILL, _KILL_BY_TEXT)
+        elif "query_id" in asked:
+            text = f"/* {asked['query_id']} */ {text}"
         form = _FORMAT.search(text)
         # A server forgets this one after its statement, the engine in the process keeps it.
         settings = {name: value for name, value in self.settings.items() if name != "readonly"}

@@ -3,6 +3,7 @@
 import datetime as dt
 import json
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import pytest
@@ -25,13 +26,16 @@ from ingero.config import parse_model
 from ingero.echo.db.backup_socket import backup_socket_path
 from ingero.echo.db.clickhouse.settings import ClickHouseSettings
 from ingero.echo.db.clickhouse.tables import VERSION
+from ingero.echo.db.errors import DeadlineError
 from ingero.echo.db.retention import Retention
 from ingero.echo.db.rows import Rows
 from ingero.echo.schema.tables import EVENTS, LOGS
 from ingero.echo.service.config import EchoConfig, parse_store
 from ingero.errors import ConfigError, StoreError
 from ingero.otlp.names import Signal
+from ingero.telemetry.clock import SystemClock
 from ingero.testing.clock import ManualClock
+from ingero.testing.waiting import wait_until
 from ingero.units import NS_PER_S
 
 DAY_NS = 86_400 * NS_PER_S
@@ -186,6 +190,69 @@ def test_a_server_that_is_away_or_newer_or_does_not_know_us_stops_the_start(serv
     nobody = ClickHouseSettings("127.0.0.1", 9, connect_timeout_s=1)
     with pytest.raises(StoreError, match=r"connect to ClickHouse at 127\.0\.0\.1:9"):
         make_store(nobody, clock).open()
+
+
+ENDLESS = "SELECT sipHash64(number) AS n FROM numbers(1000000000000) WHERE sipHash64(number) > 0"
+"""Some hours, with its first rows at once."""
+
+
+def find_statements(engine):
+    found = engine.query("SELECT query FROM system.processes").result_rows
+    return [text for (text,) in found if "1000000000000" in text and "KILL" not in text]
+
+
+def stop_while_running(store, engine, ask):
+    """Stop a reader in the middle of its statement; what it raised, once the server runs it no more."""
+    with ThreadPoolExecutor(1) as pool, store.open_reader(600 * NS_PER_S) as reader:
+        asking = pool.submit(ask, reader)
+        wait_until(lambda: find_statements(engine))
+        reader.stop()
+        try:
+            raised = asking.exception(timeout=20)
+            wait_until(lambda: not find_statements(engine))
+        finally:  # where it goes on, nothing else would end it
+            engine.command(
+                "KILL QUERY WHERE query LIKE '%1000000000000%' AND query NOT LIKE '%KILL%'"
+            )
+    return raised
+
+
+def read_all(reader):
+    for _ in reader.batches(ENDLESS, batch_rows=1000):
+        pass
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [lambda reader: reader.rows(f"SELECT count(*) FROM ({ENDLESS})"), read_all],
+    ids=["whole", "in batches"],
+)
+def test_a_statement_that_is_not_wanted_any_more_ends_in_the_server(engine, server, database, ask):
+    store = make_store(through(server, database), SystemClock())
+    store.open()
+    try:
+        assert isinstance(stop_while_running(store, engine, ask), DeadlineError)
+    finally:
+        store.close()
+
+
+def test_a_statement_is_ended_where_its_answer_is_left_half_read_and_only_there(server, database):
+    store = make_store(through(server, database), SystemClock())
+    store.open()
+    server.killed.clear()
+    try:
+        with store.open_reader(600 * NS_PER_S) as reader:
+            whole = list(reader.batches("SELECT number FROM numbers(5000)", batch_rows=1000))
+            assert sum(batch.num_rows for batch in whole) == 5000
+            assert reader.row("SELECT 1") == (1,)
+        assert server.killed == []
+        with store.open_reader(600 * NS_PER_S) as reader:
+            batches = reader.batches("SELECT number FROM numbers(5000)", batch_rows=1000)
+            assert next(batches).num_rows == 1000
+            del batches
+        wait_until(lambda: server.killed)
+    finally:
+        store.close()
 
 
 def test_what_is_done_to_a_file_is_refused(database):

@@ -114,7 +114,8 @@ class ClickHouseBackend(DatabaseBackend):
             raise BrokenInstanceError(
                 "cannot read: the server is away", hint="Ask again in a second."
             )
-        reader = ServerReader(client, self._clock, timeout_ns)
+        has_ids = not self._settings.is_embedded
+        reader = ServerReader(client, self._clock, timeout_ns, has_ids=has_ids)
         try:
             yield reader
         finally:
