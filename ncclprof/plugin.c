@@ -294,7 +294,7 @@ static int record(void *handle, int state, union state *told)
 	return NCCL_SUCCESS;
 }
 
-/* A row of the ring's table; NULL when all are in use, and then nobody is told where this communicator stands. */
+/* A row of the ring's table; NULL when all are in use, and then no reader sees where this communicator stands. */
 static struct place *claim_place(struct ring *in, const struct context *context)
 {
 	for (int i = 0; i < N_COMMS; i++) {
@@ -312,6 +312,7 @@ static struct place *claim_place(struct ring *in, const struct context *context)
 		atomic_store(&place->is_live, 1);
 		return place;
 	}
+	atomic_fetch_add(&in->n_unplaced, 1);
 	return NULL;
 }
 

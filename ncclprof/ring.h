@@ -52,7 +52,8 @@ struct ring {
 	_Atomic u64 n_unended; /* whose channels were not all told of */
 	_Atomic u64 n_untimed; /* that told of no channel */
 	_Atomic u64 n_stray; /* events of no collective that is followed */
-	u64 reserved[6];
+	_Atomic u64 n_unplaced; /* communicators for which every place was in use */
+	u64 reserved[5];
 	struct place places[N_COMMS];
 	struct record records[N_RECORDS];
 };

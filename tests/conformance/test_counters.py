@@ -32,7 +32,7 @@ pytestmark = pytest.mark.xdist_group("counters")  # the package is read once, wh
 LOSS: Final = re.compile(
     r"(^|_)(lost|loss|losses|dropped|refused|failed|failures|evicted|unknown|unsynced|missed|misses|skipped|rejected"
     r"|throttled|overlong|oversized|broken|overwritten|unheard|superseded|pruned|damaged|unsupported|conflicts|bad|errors"
-    r"|stale|late|unpaired|incomplete|unseen|aged_out|sized_out|discarded|truncated|stalled|heads)(_|$)"
+    r"|stale|late|unplaced|unpaired|incomplete|unseen|aged_out|sized_out|discarded|truncated|stalled|heads)(_|$)"
 )
 ALLOWED: Final[Mapping[str, str]] = {}
 """Counters that nobody has to read, and why."""

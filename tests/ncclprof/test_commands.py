@@ -73,7 +73,7 @@ def test_status_lists_processes_and_what_they_told(join, rings):
     other.play(100, 200)
     other.enqueue(n_channels=0)
     assert json.loads(run("status", "--json")) == [
-        {"pid": os.getpid(), "api": 6, "n_comms": 2, "n_ops": 2, "n_lost": 1}
+        {"pid": os.getpid(), "api": 6, "n_comms": 2, "n_ops": 2, "n_lost": 1, "n_unplaced": 0}
     ]
     assert f"pid {os.getpid()}: interface version 6, 2 communicators, 2 collectives, 1 lost" in run(
         "status"
@@ -87,6 +87,16 @@ def test_the_check_tells_what_to_set_and_who_uses_it(join, rings):
     assert check.detail.endswith("processes that have it: 0")
     join()
     assert find_check().detail.endswith("processes that have it: 1")
+
+
+def test_communicators_without_a_place_are_named_where_people_look(join, rings):
+    for i in range(131):
+        join(comm=1 + i)
+    assert json.loads(run("status", "--json"))[0]["n_unplaced"] == 3
+    assert "0 lost; on 3 more communicators no hang is seen" in run("status")
+    assert find_check().detail.endswith(
+        "communicators beyond its table, on which no hang is seen: 3"
+    )
 
 
 def test_where_it_was_not_built_the_check_and_the_command_say_so(other_machine, capsys):

@@ -129,6 +129,20 @@ def test_what_was_lost_stays_lost_whatever_the_writer_says_later(join, device, r
         assert device.counts.n_lost == lost
 
 
+def test_communicators_without_a_place_are_counted_once_and_stay_counted(join, device):
+    comms = [join(comm=1 + i) for i in range(130)]
+    for _ in range(2):
+        take(device)
+        assert device.counts.n_unplaced == 2
+    for comm in comms:
+        comm.finalize()
+        comm.context = None
+    again = [join(comm=1000 + i) for i in range(129)]
+    take(device, after_ns=2 * SCAN_NS)
+    assert device.counts.n_unplaced == 3
+    assert len(again) == 129
+
+
 def test_host_rows_of_what_the_plug_in_told_are_dropped(join, device):
     comm = join()
     entries_ns = []

@@ -251,6 +251,7 @@ def test_communicators_beyond_the_table_are_timed_all_the_same(join, open_ring):
     ring = open_ring()
     assert len(ring.read_communicators()) == 128
     assert ring.read()["comm"].tolist() == [1129]
+    assert (ring.counts.n_unplaced, ring.counts.n_lost) == (2, 0)
 
 
 N_EACH = 400

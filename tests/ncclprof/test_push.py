@@ -15,6 +15,8 @@ from ingero.agent.collectives.push import CollectivePusher, PushPace
 from ingero.agent.collectives.run_queue import RunQueue
 from ingero.agent.health.push_body import NodeIdentity
 from ingero.agent.health.transport import PushReply
+from ingero.agent.metrics.exporting import PrometheusPage
+from ingero.agent.metrics.health import iter_collective_series
 from ingero.model.collectives import ClockKind, CollectiveOp
 from ingero.testing.clock import ManualClock
 from ingero.units import NS_PER_MS, NS_PER_S
@@ -185,3 +187,16 @@ def test_one_process_has_a_bounded_number_of_rings(forge, pusher, clock):
     look(pusher, clock, NS_PER_S)
     look(pusher, clock, 20 * NS_PER_S)
     assert len(pusher._device.positions(PID)) == MAX_RINGS
+
+
+def test_communicators_without_a_place_are_counted_with_the_agents_own_counts(join, pusher):
+    for i in range(130):
+        join(comm=1 + i)
+    pusher.note_process(PID, 1)
+    pusher.push_due()
+    outcomes = pusher.count_outcomes()
+    assert outcomes.build_record()["plugin_unplaced"] == 2
+    assert outcomes.describe_loss() == "; 2 communicators on which no hang is seen"
+    page = PrometheusPage()
+    page.take(tuple(iter_collective_series(outcomes)), 0)
+    assert "ingero_agent_plugin_communicators_unplaced_total 2" in page.render().splitlines()

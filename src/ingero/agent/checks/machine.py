@@ -318,11 +318,14 @@ def _check_nccl_plugin() -> Check:
     except UnsupportedError as error:
         costs = "collectives are timed by the host's clock alone"
         return _missing("nccl plug-in", error, costs)
-    n_processes = len(find_plugins(ring_parent()))
+    plugins = find_plugins(ring_parent())
+    n_unplaced = sum(one.n_unplaced for one in plugins)
     detail = (
         f"set in a job's environment: {build_setting(path)}, in a container's with the path of a copy there"
-        f" (`ingero nccl-plugin install`); processes that have it: {n_processes}"
+        f" (`ingero nccl-plugin install`); processes that have it: {len(plugins)}"
     )
+    if n_unplaced:
+        detail += f"; communicators beyond its table, on which no hang is seen: {n_unplaced}"
     return _present("nccl plug-in", detail)
 
 

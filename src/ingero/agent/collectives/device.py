@@ -52,12 +52,14 @@ class DeviceCounts:
         n_superseded: Host rows that were dropped for them.
         n_lost: Collectives that plug-ins could not tell, or that were not read in time.
         n_refused: Records and places without sense, or of processes that are several ranks of one communicator.
+        n_unplaced: Communicators that a plug-in had no place for, so that nobody knows how far a process is on them.
     """
 
     n_ops: int = 0
     n_superseded: int = 0
     n_lost: int = 0
     n_refused: int = 0
+    n_unplaced: int = 0
 
 
 @dataclass(slots=True)
@@ -75,6 +77,7 @@ class _PluginProcess:
     distances: IntArray = field(default_factory=lambda: np.zeros(0, np.int64))
     free_ns: int = UNKNOWN_NS
     n_lost: int = 0
+    n_unplaced: int = 0
     n_refused_places: int = 0
     positions: dict[str, CommPosition] = field(default_factory=dict)
 
@@ -175,12 +178,8 @@ class DeviceCollectives:
         over = [
             name for name, ring in plugin.rings.items() if not len(by_ring[name]) and ring.is_over()
         ]
-        # What was lost stays lost, whatever the writer says later.
-        n_lost = max(sum(ring.counts.n_lost for ring in plugin.rings.values()), plugin.n_lost)
-        self.counts.n_lost += n_lost - plugin.n_lost
-        if n_lost > plugin.n_lost:
-            plugin.free_ns = UNKNOWN_NS
-        plugin.n_lost = n_lost - _close_rings(plugin, over)
+        self._note_lost(plugin)
+        _close_rings(plugin, over)
         is_sound = _find_sound(records) & (not plugin.is_several)
         self.counts.n_refused += int((~is_sound).sum())
         records = records[is_sound]
@@ -191,6 +190,19 @@ class DeviceCollectives:
             _note_starts(plugin, records)
             seen_ns = (records["host_seen_ns"] - records["gpu_stop_ns"]).astype(np.int64)
             plugin.distances = np.concatenate([plugin.distances, seen_ns])[-_DISTANCES:]
+
+    def _note_lost(self, plugin: _PluginProcess) -> None:
+        """Count what rings lost since the last time; that stays lost, whatever the writer says later."""
+        counts = [ring.counts for ring in plugin.rings.values()]
+        n_lost = sum(one.n_lost for one in counts) - plugin.n_lost
+        n_unplaced = sum(one.n_unplaced for one in counts) - plugin.n_unplaced
+        if n_lost > 0:
+            self.counts.n_lost += n_lost
+            plugin.n_lost += n_lost
+            plugin.free_ns = UNKNOWN_NS
+        if n_unplaced > 0:
+            self.counts.n_unplaced += n_unplaced
+            plugin.n_unplaced += n_unplaced
 
     # ── Out ─────────────────────────────────────────────────────────────────
 
@@ -303,14 +315,13 @@ def _find_sound_places(positions: Records) -> BoolArray:
     return sound
 
 
-def _close_rings(plugin: _PluginProcess, names: Sequence[str]) -> int:
-    """Close rings, which keep the job's memory as long as they are open; what was lost of them."""
-    n_lost = 0
+def _close_rings(plugin: _PluginProcess, names: Sequence[str]) -> None:
+    """Close rings, which keep the job's memory as long as they are open, and forget what they lost."""
     for name in names:
         ring = plugin.rings.pop(name)
-        n_lost += ring.counts.n_lost
+        plugin.n_lost -= ring.counts.n_lost
+        plugin.n_unplaced -= ring.counts.n_unplaced
         ring.close()
-    return n_lost
 
 
 def _note_starts(plugin: _PluginProcess, records: Records) -> None:

@@ -27,6 +27,7 @@ class PluginStatus:
         n_comms: Communicators it has.
         n_ops: Collectives that ended since the first communicator was made.
         n_lost: Collectives that the plug-in could not tell of.
+        n_unplaced: Communicators so far that found its table full: a hang on one of them is not seen.
     """
 
     pid: int
@@ -34,6 +35,7 @@ class PluginStatus:
     n_comms: int
     n_ops: int
     n_lost: int
+    n_unplaced: int
 
 
 def find_plugins(parent: Path) -> list[PluginStatus]:
@@ -48,7 +50,10 @@ def find_plugins(parent: Path) -> list[PluginStatus]:
             for ring in find_rings_of(pid, parent).values():
                 stack.enter_context(ring)
                 n_comms, n_ops = len(ring.read_communicators()), ring.count()
-                found.append(PluginStatus(pid, ring.api, n_comms, n_ops, ring.counts.n_lost))
+                lost = ring.counts
+                found.append(
+                    PluginStatus(pid, ring.api, n_comms, n_ops, lost.n_lost, lost.n_unplaced)
+                )
     return sorted(found, key=lambda one: one.pid)
 
 

@@ -35,7 +35,8 @@ HEADER: Final = np.dtype([
     ("n_unended", "<u8"),
     ("n_untimed", "<u8"),
     ("n_stray", "<u8"),
-    ("reserved", "<u8", (6,)),
+    ("n_unplaced", "<u8"),
+    ("reserved", "<u8", (5,)),
 ])
 PLACE: Final = np.dtype([
     ("comm", "<u8"),
@@ -68,7 +69,7 @@ RECORD: Final = np.dtype([
 
 MAGIC: Final = 0x314C_4343_4E47_4E49
 VERSION: Final = 1
-_NUMBERS: Final = ("head", "n_crowded", "n_unended", "n_untimed")
+_NUMBERS: Final = ("head", "n_crowded", "n_unended", "n_untimed", "n_unplaced")
 MAX_COUNT: Final = 1 << 40
 """Of collectives of one process: a hundred thousand a second for four months."""
 MAX_RECORDS: Final = 1 << 16
@@ -93,6 +94,7 @@ class RingCounts:
         n_crowded: That the plug-in could not follow.
         n_unended: Whose end NCCL did not tell.
         n_untimed: Whose times NCCL did not tell.
+        n_unplaced: Communicators that are not in the table, which was full; their collectives are timed all the same.
     """
 
     n_overwritten: int = 0
@@ -100,10 +102,11 @@ class RingCounts:
     n_crowded: int = 0
     n_unended: int = 0
     n_untimed: int = 0
+    n_unplaced: int = 0
 
     @property
     def n_lost(self) -> int:
-        """All of them."""
+        """All collectives of these."""
         return self.n_overwritten + self.n_broken + self.n_crowded + self.n_unended + self.n_untimed
 
 
@@ -206,6 +209,7 @@ class NcclRing(Closing):
         self.counts.n_crowded = int(rows["n_crowded"][0])
         self.counts.n_unended = int(rows["n_unended"][0])
         self.counts.n_untimed = int(rows["n_untimed"][0])
+        self.counts.n_unplaced = int(rows["n_unplaced"][0])
         return int(rows["head"][0])
 
     def _read_slots(self, first: int, end: int) -> Records:

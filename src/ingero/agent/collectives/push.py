@@ -183,6 +183,7 @@ class CollectivePusher:
             plugin_replaced=device.n_superseded,
             plugin_lost=device.n_lost,
             plugin_refused=device.n_refused,
+            plugin_unplaced=device.n_unplaced,
             requests_taken=counts.n_pushes,
             requests_failed=counts.n_failed,
             taken_late=counts.n_late_ops,

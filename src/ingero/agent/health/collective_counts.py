@@ -19,6 +19,7 @@ class CollectiveCounts:
         plugin_replaced: Rows of the probes that these replaced.
         plugin_lost: Operations that the plug-in could not record, or that were not read in time; the probes' row stays.
         plugin_refused: Its rows without sense, or of processes that are several ranks of one communicator.
+        plugin_unplaced: Communicators beyond those that the plug-in keeps a place of: a hang on them is not seen.
         requests_taken: Requests that Fleet took.
         requests_failed: Requests that it did not take; what they held is sent again.
         push_faults: Rounds of the pushing thread that a fault of the agent ended.
@@ -43,6 +44,7 @@ class CollectiveCounts:
     plugin_replaced: int = 0
     plugin_lost: int = 0
     plugin_refused: int = 0
+    plugin_unplaced: int = 0
     requests_taken: int = 0
     requests_failed: int = 0
     push_faults: int = 0
@@ -69,6 +71,8 @@ class CollectiveCounts:
     def describe_loss(self) -> str:
         """What to add to a line for people; empty while nothing is lost or waits on disk."""
         parts = [f"; {self.n_not_sent} collectives not sent"] if self.n_not_sent else []
+        if self.plugin_unplaced:
+            parts.append(f"; {self.plugin_unplaced} communicators on which no hang is seen")
         if self.push_faults:
             parts.append(f"; {self.push_faults} rounds of pushing failed")
         if self.spill_batches:

@@ -62,6 +62,11 @@ def iter_collective_series(collective_counts: CollectiveCounts) -> Iterator[Seri
         (((), float(collective_counts.without_end)),), "ingero_agent_collectives_without_end_total",
     )  # fmt: skip
     yield Series(
+        "ingero.agent.plugin_communicators_unplaced", Kind.SUM, "1",
+        "Communicators that found the table of the plug-in for NCCL full: a hang on them is not seen.",
+        (((), float(collective_counts.plugin_unplaced)),), "ingero_agent_plugin_communicators_unplaced_total",
+    )  # fmt: skip
+    yield Series(
         "ingero.agent.push_faults", Kind.SUM, "1",
         "Rounds of the pushing thread that a fault of the agent ended; the next one runs.",
         (((), float(collective_counts.push_faults)),), "ingero_agent_push_faults_total",
