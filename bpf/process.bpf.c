@@ -66,9 +66,9 @@ int process_fork(u64 *ctx)
 	if (child_pid != (u32)child->pid) /* a thread */
 		return 0;
 	if (bpf_map_lookup_elem(&filter_pids, &parent_pid))
-		bpf_map_update_elem(&filter_pids, &child_pid, &yes, BPF_ANY);
+		add_process(&filter_pids, child_pid, &yes);
 	if ((python = bpf_map_lookup_elem(&pythons, &parent_pid))) /* its memory is a copy */
-		bpf_map_update_elem(&pythons, &child_pid, python, BPF_ANY);
+		add_process(&pythons, child_pid, python);
 	if (concerns_us(parent))
 		write_event(child, IG_PROCESS_FORK, parent_pid);
 	return 0;

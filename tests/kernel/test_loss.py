@@ -1,5 +1,6 @@
 """Nothing is lost without being counted, and sampling keeps totals true. Real storms, a real full ring."""
 
+import contextlib
 import ctypes
 import os
 import signal
@@ -11,6 +12,7 @@ import pytest
 from ingero.agent.capture.kernel import syscalls
 from ingero.agent.capture.kernel.abi import get_dtype
 from ingero.agent.capture.probes.engine import EngineSettings
+from ingero.agent.capture.session import TraceSession, TraceSettings
 from ingero.model.events import CudaOp, Source
 from ingero.sim.runner import SimSettings, Simulation, get_program
 
@@ -109,6 +111,44 @@ def test_only_watched_processes_and_their_children_are_counted(start_engine):
     is_sync = (keys["op"] == CudaOp.DEVICE_SYNC) & (keys["source"] == Source.CUDA)
     assert counts["seen"][is_sync].tolist() == [11]
     assert unwatched.pids[0] not in keys["pid"]
+
+
+def fill(bpf_map):
+    """Put in numbers that no process has until the map takes no more."""
+    with contextlib.suppress(OSError):
+        for number in range(2 * bpf_map.max_entries):
+            key = (2**22 + 1 + number).to_bytes(4, "little")
+            bpf_map.update(key, bytes(bpf_map.value_bytes))
+
+
+def test_a_process_of_which_the_host_s_events_will_be_missing_is_counted(start_engine):
+    engine = start_engine(EngineSettings(host_probes=("process",)))
+    fill(engine.maps["gpu_pids"])
+    assert engine.state.read_losses()["pids_full"] == 0
+    with Simulation(SimSettings("sync", {"steps": 5})) as simulation:
+        simulation.wait()
+    assert engine.state.read_losses()["pids_full"] >= 1
+
+
+def test_a_child_that_cannot_be_watched_is_counted(start_engine):
+    engine = start_engine(EngineSettings(host_probes=("process",)))
+    fill(engine.maps["filter_pids"])
+    subprocess.run(["/bin/true"], check=True)
+    assert engine.state.read_losses()["pids_full"] >= 1
+
+
+def test_a_table_that_is_full_is_said_once_while_it_is_traced():
+    said, rounds = [], []
+    settings = TraceSettings(engine=EngineSettings(host_probes=("process",)), pids=(os.getpid(),))
+    with TraceSession(settings, [], notify=said.append) as session:
+        fill(session.engine.maps["filter_pids"])
+
+        def is_over():
+            rounds.append(subprocess.run(["/bin/true"], check=True))
+            return len(rounds) > 25  # of a tenth of a second
+
+        session.run(is_over)
+    assert len([line for line in said if line.startswith("a table of processes is full")]) == 1
 
 
 def loaded_programs():

@@ -78,7 +78,7 @@ INLINE struct ig_thread *thread_here(u64 pid_tgid, bool create)
 	thread->pointer = thread_pointer(bpf_get_current_task_btf());
 	if (!bpf_map_lookup_elem(&gpu_pids, &pid)) {
 		now = bpf_ktime_get_ns();
-		bpf_map_update_elem(&gpu_pids, &pid, &now, BPF_NOEXIST);
+		add_process(&gpu_pids, pid, &now);
 	}
 	return thread;
 }

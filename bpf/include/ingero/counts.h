@@ -45,9 +45,6 @@ INLINE u32 bucket_of(u64 duration_ns)
 	return bucket < IG_HIST_BUCKETS ? bucket : IG_HIST_BUCKETS - 1;
 }
 
-/* To add to a number that other CPUs change at the same time. */
-#define ADD(number, n) ((void)__sync_fetch_and_add(&(number), (n)))
-
 /* The counts of one operation of one process; NULL when the map is full, which is counted. */
 INLINE struct ig_count *count_of(u32 pid, u8 source, u16 op)
 {

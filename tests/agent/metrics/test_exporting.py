@@ -124,6 +124,7 @@ def test_a_scraper_reads_exact_counts_and_histograms_by_the_documented_names():
         assert value(f"{name}_bucket", **launch, le=2.0**log2 / 1e9) == n_within, log2
     assert value(f"{name}_bucket", **launch, le="+Inf") == 6
     assert value("gpu_kernel_launch_count", pid=7) == 5
+    assert value("ingero_trace_losses_total", what="uncounted") == 3
     assert value("gpu_memcpy_bytes_total", direction="h2d") == 2018
     assert value("gpu_memcpy_bytes_total", direction="default") == 1009
     assert value("gpu_memcpy_duration_ms_count", direction="h2d") == 2

@@ -4,6 +4,9 @@
 
 #include "ingero/record.h"
 
+/* To add to a number that other CPUs change at the same time. */
+#define ADD(number, n) ((void)__sync_fetch_and_add(&(number), (n)))
+
 struct {
 	MAP_UINT(type, BPF_MAP_TYPE_ARRAY);
 	MAP_UINT(max_entries, 1);
@@ -75,6 +78,15 @@ INLINE struct ig_losses *losses_here(void)
 	u32 zero = 0;
 
 	return bpf_map_lookup_elem(&losses, &zero);
+}
+
+/* Put a process into a map of processes; one that does not fit is counted. */
+INLINE void add_process(const void *map, u32 pid, const void *value)
+{
+	struct ig_losses *lost;
+
+	if (bpf_map_update_elem(map, &pid, value, BPF_ANY) && (lost = losses_here()))
+		ADD(lost->pids_full, 1);
 }
 
 /* NULL when tracing is over. */

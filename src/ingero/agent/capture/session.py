@@ -232,6 +232,8 @@ class TraceSession(Closing):
             self._unprobed,
             is_last=is_last,
         )
+        for note in self._counts.pop_notes():
+            self._notify(note)
         self._delivery.deliver_totals(totals)
         if not is_last and (ended := self._processes.pop_ended()):
             self._counts.forget(ended, keys, counts)

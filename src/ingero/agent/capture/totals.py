@@ -5,13 +5,15 @@ They are read from the kernel, compared with the second before, kept past the en
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections import deque
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from itertools import compress
 from typing import Final
 
 import numpy as np
 
+from ingero.agent.capture.full_tables import FullTables
 from ingero.agent.capture.kernel.abi import N_COPY_KINDS, get_dtype
 from ingero.agent.capture.probes.engine import Engine
 from ingero.agent.capture.probes.sampling import SamplingControl
@@ -156,6 +158,8 @@ class CountReader:
         self._ended = RetiredCounts()
         self._previous: dict[bytes, Records] = {}
         self._n_lost = 0
+        self._full = FullTables()
+        self._notes: deque[str] = deque()
         engine.control.set_keep_one_in(self._sampling.keep_one_in)
 
     def build(
@@ -181,6 +185,8 @@ class CountReader:
         changes = self._find_changes(keys, counts)
         keep_one_in = self.sample(n_sampled, max(n_lost - self._n_lost, 0))
         self._n_lost = n_lost
+        losses = self._engine.state.read_losses()
+        self._notes.extend(self._full.iter_new(losses))
         return Totals(
             mono_ns=times.mono_ns,
             wall_ns=times.mono_ns + times.offset_ns,
@@ -188,7 +194,7 @@ class CountReader:
             keys=keys,
             counts=counts,
             changes=changes,
-            losses=self._engine.state.read_losses(),
+            losses=losses,
             unwinding=self._engine.state.read_unwinding(),
             in_flight=self._engine.state.read_in_flight(),
             keep_one_in=keep_one_in,
@@ -199,6 +205,11 @@ class CountReader:
             unprobed=unprobed,
             probe_mode=self._engine.mode.value,
         )
+
+    def pop_notes(self) -> Iterator[str]:
+        """Sentences about tables of the kernel's side that are full, since the last time."""
+        while self._notes:
+            yield self._notes.popleft()
 
     def sample(self, n_sampled: int, n_lost: int = 0) -> int:
         """End a round of the sampling; the new setting."""

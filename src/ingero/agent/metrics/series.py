@@ -128,6 +128,12 @@ def iter_call_series(totals: Totals, ranks: Mapping[int, int]) -> Iterator[Serie
         tuple((((("outcome", name),), float(coverage[name]))) for name in ("emitted", "sampled", "lost")),
         "ingero_trace_calls_total",
     )  # fmt: skip
+    yield Series(
+        "ingero.trace.losses", Kind.SUM, "1",
+        "What the kernel's side could not keep or follow and is of no operation, by what it was.",
+        tuple(((("what", name),), float(n)) for name, n in totals.losses.items()),
+        "ingero_trace_losses_total",
+    )  # fmt: skip
     lost = coverage["lost"] + sum(totals.losses.values())
     yield Series(
         "ingero.ringbuf.overflows", Kind.SUM, "1", "Records that did not fit their ring.",

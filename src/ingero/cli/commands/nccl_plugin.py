@@ -91,5 +91,9 @@ def show_status(*, as_json: bool) -> None:
         click.echo(
             f"pid {one.pid}: interface version {one.api}, {one.n_comms} communicators,"
             f" {one.n_ops} collectives, {one.n_lost} lost"
-            + (f"; on {one.n_unplaced} more communicators no hang is seen" if one.n_unplaced else "")
+            + (
+                f"; on {one.n_unplaced} more communicators no hang is seen"
+                if one.n_unplaced
+                else ""
+            )
         )
