@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -84,6 +85,37 @@ def test_a_user_who_has_another_number_in_a_container_has_its_folder_by_that(rin
         other.stdout.readline()
         assert [path.name for path in rings.iterdir()] == ["ingero-nccl-5"]
         assert len(find_rings_of(other.pid, rings)) == 1
+        other.stdin.close()
+
+
+IN_ROOT = """
+import os, sys
+from tests.ncclprof.nccl import Plugin
+plugin = Plugin()
+os.chroot(sys.argv[1])
+os.chdir("/")
+comm = plugin.init()
+print(flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may change the root directory")
+def test_a_link_on_the_way_to_a_ring_leads_where_it_leads_the_process(tmp_path):
+    (tmp_path / "scratch").mkdir()
+    (tmp_path / "rings").symlink_to("/scratch")
+    with subprocess.Popen(
+        [sys.executable, "-c", IN_ROOT, tmp_path],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env=os.environ | {"INGERO_NCCL_DIR": "/rings"},
+    ) as other:
+        assert other.stdout.readline() == b"\n"
+        assert len(list(tmp_path.glob("scratch/*/*.ring"))) == 1
+        rings = find_rings_of(other.pid, Path("/rings"))
+        assert len(rings) == 1
+        for ring in rings.values():
+            ring.close()
         other.stdin.close()
 
 

@@ -10,6 +10,7 @@ import errno
 import fcntl
 import itertools
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -17,7 +18,7 @@ from typing import Any, Final
 import numpy as np
 
 from ingero.agent.capture.discover.processes import iter_maps, read_status
-from ingero.agent.capture.kernel.regular_files import open_regular
+from ingero.agent.capture.kernel.regular_files import open_folder_inside, open_regular
 from ingero.closing import Closing
 from ingero.model.arrays import BoolArray, Records
 
@@ -309,16 +310,29 @@ def find_rings_of(
     owner = int(fields["Uid"].split()[1])
     try:
         # Others may fill the parent: nothing but the folder of the process's user is looked into.
-        seen = folder / "root" / parent.relative_to("/") / f"{FOLDER}{_read_own_uid(folder, owner)}"
-        with os.scandir(seen) as entries:
-            names = sorted(entry.name for entry in itertools.islice(entries, MAX_FILES))
+        name = str(parent / f"{FOLDER}{_read_own_uid(folder, owner)}")
+        folder_fd = open_folder_inside(folder / "root", name)
     except OSError:  # there is none, or the process ended meanwhile
         return {}
-    new = [
-        seen / name
-        for name in names
-        if name.startswith(f"{own_pid}-") and name.endswith(SUFFIX) and name not in known
-    ]
+    try:
+        with os.scandir(folder_fd) as entries:
+            names = sorted(entry.name for entry in itertools.islice(entries, MAX_FILES))
+        new = [
+            Path(f"/proc/self/fd/{folder_fd}", name)
+            for name in names
+            if name.startswith(f"{own_pid}-") and name.endswith(SUFFIX) and name not in known
+        ]
+        return _open_mapped_rings(pid, new, owner, MAX_RINGS - len(known), since_ns)
+    except OSError:
+        return {}
+    finally:
+        os.close(folder_fd)
+
+
+def _open_mapped_rings(
+    pid: int, new: Sequence[Path], owner: int, most: int, since_ns: int | None
+) -> dict[str, NcclRing]:
+    """Those of these files that a process has mapped and that are rings, by file name."""
     if not new:
         return {}
     # Containers may share the folder, and in each of them the first process has the number 1.
@@ -326,7 +340,7 @@ def find_rings_of(
     mapped_names = {name for name, _ in mapped}
     rings: dict[str, NcclRing] = {}
     for path in new:
-        if path.name not in mapped_names or len(known) + len(rings) >= MAX_RINGS:
+        if path.name not in mapped_names or len(rings) >= most:
             continue
         ring = find_ring(path, owner, since_ns)
         if ring is not None and (path.name, ring.inode) in mapped:

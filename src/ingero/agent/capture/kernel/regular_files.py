@@ -59,8 +59,25 @@ def open_inside(root: Path | str, path: str) -> int:
         os.close(root_fd)
 
 
-def _openat2(root_fd: int, path: str) -> int:
-    how = _OpenHow(os.O_PATH | os.O_CLOEXEC, 0, _IN_ROOT | _NO_MAGIC_LINKS)
+def open_folder_inside(root: Path | str, path: str) -> int:
+    """Open a directory by its name inside of another root directory, to list it or to open what is in it.
+
+    Args:
+        root: As of `open_inside`.
+        path: The directory's name in there; links are followed as by `open_inside`.
+
+    Raises:
+        OSError: There is none, or it may not be read; ENOSYS as of `open_inside`.
+    """
+    root_fd = os.open(root, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        return _openat2(root_fd, path, os.O_RDONLY | os.O_DIRECTORY)
+    finally:
+        os.close(root_fd)
+
+
+def _openat2(root_fd: int, path: str, flags: int = os.O_PATH) -> int:
+    how = _OpenHow(flags | os.O_CLOEXEC, 0, _IN_ROOT | _NO_MAGIC_LINKS)
     size = ctypes.c_size_t(ctypes.sizeof(how))
     return libc.call(
         "syscall", _OPENAT2, root_fd, os.fsencode(path), ctypes.byref(how), size, path=path
