@@ -2,7 +2,7 @@
  *
  * The folder is its owner's alone. Pages are allocated before they are mapped, because a full tmpfs would otherwise end the
  * training with SIGBUS. The writer holds a lock on its file for as long as it lives, so that anybody can tell a dead
- * process's file; the next process of the same user removes those.
+ * process's file; the next process of the same user removes those, and those of which a process died before it named them.
  */
 #define _GNU_SOURCE
 #include "ring.h"
@@ -10,6 +10,7 @@
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -19,7 +20,7 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { NAME_BYTES = 64, MOST_FILES = 4096 };
+enum { NAME_BYTES = 64, MOST_FILES = 4096, NAMED_WITHIN_S = 60 };
 
 static struct ring *mapped;
 static int file_fd = -1;
@@ -55,7 +56,17 @@ static int open_folder(char *path, size_t size, const char **why)
 	return fd;
 }
 
-/* Files of processes that are gone: nobody holds their lock. */
+/* Whether a file is so old that its writer, had it lived, would have locked and named it. */
+static int is_old(int file)
+{
+	struct stat status;
+	struct timespec now;
+
+	clock_gettime(CLOCK_REALTIME, &now);
+	return !fstat(file, &status) && now.tv_sec - status.st_mtim.tv_sec > NAMED_WITHIN_S;
+}
+
+/* Files of processes that are gone: nobody holds their lock. One without a name yet is not locked from the first moment. */
 static void remove_dead(int folder)
 {
 	int fd = openat(folder, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
@@ -67,12 +78,14 @@ static void remove_dead(int folder)
 	for (int i = 0; entries && i < MOST_FILES && (entry = readdir(entries)); i++) {
 		int file;
 
-		if (!strstr(entry->d_name, ".ring"))
+		bool is_named = strstr(entry->d_name, ".ring");
+
+		if (!is_named && !strstr(entry->d_name, ".wing"))
 			continue;
 		file = openat(folder, entry->d_name, O_RDONLY | O_NOFOLLOW | O_CLOEXEC);
 		if (file < 0)
 			continue;
-		if (!flock(file, LOCK_EX | LOCK_NB))
+		if ((is_named || is_old(file)) && !flock(file, LOCK_EX | LOCK_NB))
 			unlinkat(folder, entry->d_name, 0);
 		close(file);
 	}

@@ -327,6 +327,31 @@ def test_the_file_goes_with_the_last_communicator_and_a_reader_keeps_what_was_in
     assert ring.read()["comm"].tolist() == [1, 2]
 
 
+DIES = """
+import resource, signal
+from tests.ncclprof.nccl import Plugin
+plugin = Plugin()
+signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
+resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
+plugin.init()
+"""
+
+
+def test_what_a_process_left_that_died_before_its_ring_had_a_name_is_removed_once_it_is_old(
+    join, rings
+):
+    for _ in range(3):
+        dead = subprocess.run([sys.executable, "-c", DIES], check=False)
+        assert dead.returncode == -signal.SIGXFSZ
+    old, locked, fresh = rings.glob("*/.*.wing")
+    for path in (old, locked):
+        os.utime(path, (time.time() - 100,) * 2)
+    with locked.open("rb") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        join()
+    assert set(rings.glob("*/.*.wing")) == {locked, fresh}
+
+
 def test_its_file_is_for_its_owner_alone(join, rings):
     join()
     (path,) = rings.glob("*/*")
