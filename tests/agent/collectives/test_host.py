@@ -12,20 +12,23 @@ COMM = 0xAB
 LATER = 10**12
 
 
-def collective(entry_ns, seq, *, stream=7, call_ns=5, comm=COMM, rank=1, op=NcclOp.ALL_REDUCE):
+def collective(
+    entry_ns, seq, *, stream=7, call_ns=5, comm=COMM, rank=1, op=NcclOp.ALL_REDUCE, device=0
+):
     record = np.zeros(1, get_dtype("collective"))
     record["header"]["mono_ns"], record["duration_ns"] = entry_ns, call_ns
     record["seq"], record["stream"], record["comm_hash"] = seq, stream, comm
     record["pid"], record["rank"], record["nranks"], record["op"] = 42, rank, 4, op
-    record["bytes"], record["source"] = 4096, Source.NCCL
+    record["bytes"], record["source"], record["device"] = 4096, Source.NCCL, device
     return record
 
 
-def call(op, entry_ns, duration_ns=0, *, stream=0, handle=0, flags=0, rc=0):
+def call(op, entry_ns, duration_ns=0, *, stream=0, handle=0, flags=0, rc=0, device=0):
     record = np.zeros(1, get_dtype("call"))
     record["header"]["mono_ns"], record["duration_ns"] = entry_ns, duration_ns
     record["source"], record["op"], record["pid"] = Source.CUDA, op, 42
     record["stream"], record["handle"], record["flags"], record["rc"] = stream, handle, flags, rc
+    record["device"] = device
     return record
 
 
@@ -83,6 +86,41 @@ def test_device_wait_ends_collectives_of_every_stream():
         [call(CudaOp.DEVICE_SYNC, 1200, 800)],
     )
     assert run.ops["inside_ns"].tolist() == [1000, 900]
+
+
+@pytest.mark.parametrize(
+    ("op", "stream"), [(CudaOp.DEVICE_SYNC, 7), (CudaOp.STREAM_SYNC, 0), (CudaOp.STREAM_SYNC, 2)]
+)
+def test_a_wait_for_one_device_ends_nothing_of_another(op, stream):
+    def wait(at_ns, device):
+        return call(op, at_ns, 800, stream=stream, device=device)
+
+    tracker, (run,) = take(
+        [
+            collective(1000, 1, stream=stream, comm=0xA, device=0),
+            collective(1100, 1, stream=stream, comm=0xB, device=1),
+        ],
+        [wait(1200, 0)],
+    )
+    assert (run.comm, run.ops["inside_ns"].tolist()) == (f"{0xA:016x}", [1000])
+    _, (run,) = take([], [wait(5000, 1)], tracker=tracker)
+    assert (run.comm, run.ops["inside_ns"].tolist()) == (f"{0xB:016x}", [4700])
+
+
+@pytest.mark.parametrize(("of_collective", "of_wait"), [(-1, 1), (1, -1), (-1, -1)])
+def test_a_wait_ends_what_may_be_of_its_device(of_collective, of_wait):
+    _, (run,) = take(
+        [collective(1000, 1, device=of_collective)],
+        [call(CudaOp.DEVICE_SYNC, 1200, 800, device=of_wait)],
+    )
+    assert run.ops["inside_ns"].tolist() == [1000]
+
+
+def test_a_stream_that_was_made_for_one_device_may_be_waited_for_from_another():
+    _, (run,) = take(
+        [collective(1000, 1, device=1)], [call(CudaOp.STREAM_SYNC, 1200, 800, stream=7, device=0)]
+    )
+    assert run.ops["inside_ns"].tolist() == [1000]
 
 
 def test_event_wait_ends_only_what_was_enqueued_before_the_event_was_recorded():

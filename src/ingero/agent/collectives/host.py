@@ -1,7 +1,9 @@
 """Kernel records of collectives and synchronisations to rows that Fleet can compare.
 
 A host probe sees when a collective was *enqueued*. When it was over is known once the host has waited for its stream:
-the return of the first synchronisation of that stream, event or device that began after the enqueue. Such rows have
+the return of the first synchronisation of that stream, event or device that began after the enqueue. Of a process with
+several devices a wait for one of them, or for its default stream, ends nothing of another, where the threads that
+enqueued and waited are known to have had different ones. Such rows have
 the clock ``sync``; rows whose end nobody waited for have ``enqueue`` and no end, and convict nobody.
 
 Gloo's calls return when they are over, so that their end needs no synchronisation. Their communicators are named by
@@ -40,6 +42,8 @@ ENQUEUE_AFTER_NS: Final = 2 * NS_PER_S
 """A collective whose end is not known this long after later ones ended goes out without it."""
 MAX_PENDING: Final = 4096
 _EVERY_STREAM: Final = -1
+_OF_A_DEVICE: Final = (_EVERY_STREAM, 0, 1, 2)
+"""What means another stream on each device: all of it, and the default streams by the numbers that cuda.h has."""
 _N_OPS: Final = 64
 
 
@@ -87,6 +91,7 @@ ROW: Final = np.dtype([
     ("comm_rank", "<i4"),
     ("n_ranks", "<i4"),
     ("stream", "<i8"),
+    ("device", "<i4"),
     ("entry_ns", "<i8"),
     ("exit_ns", "<i8"),
     ("leave_ns", "<i8"),
@@ -104,6 +109,7 @@ one that is ordered is known from a wait for another stream."""
 _WAIT: Final = np.dtype([
     ("pid", "<u4"),
     ("stream", "<i8"),
+    ("device", "<i4"),
     ("entry_ns", "<i8"),
     ("exit_ns", "<i8"),
     ("is_ordered", "?"),
@@ -192,7 +198,7 @@ class CollectiveTracker:
         self._note_unknown(records[~(is_numbered & is_known)])
         rows = np.zeros(len(records), ROW)
         rows["is_told"] = is_numbered & is_known
-        for name in ("pid", "comm_hash", "seq"):
+        for name in ("pid", "comm_hash", "seq", "device"):
             rows[name] = records[name]
         rows["comm_rank"], rows["n_ranks"] = records["rank"], records["nranks"]
         rows["stream"] = records["stream"].astype(np.int64)
@@ -250,10 +256,10 @@ class CollectiveTracker:
         acts = _FOLLOWED[records["source"], records["op"]].tolist()
         begins = records["header"]["mono_ns"].astype(np.int64)
         ends = (begins + records["duration_ns"].astype(np.int64)).tolist()
-        columns = (records[name].tolist() for name in ("pid", "handle"))
+        columns = (records[name].tolist() for name in ("pid", "device", "handle"))
         streams = records["stream"].astype(np.int64).tolist()
-        waits: list[tuple[int, int, int, int, bool]] = []
-        for act, begin_ns, end_ns, pid, event, stream in zip(
+        waits: list[tuple[int, int, int, int, int, bool]] = []
+        for act, begin_ns, end_ns, pid, device, event, stream in zip(
             acts, begins.tolist(), ends, *columns, streams, strict=True
         ):
             order = self._process(pid).order
@@ -262,17 +268,16 @@ class CollectiveTracker:
             elif act == _Act.ORDER:
                 order.order(stream, event, begin_ns)
             elif act == _Act.WAIT_DEVICE:
-                waits.append((pid, _EVERY_STREAM, begin_ns, end_ns, False))
+                waits.append((pid, _EVERY_STREAM, device, begin_ns, end_ns, False))
             else:
-                mark = (
-                    (stream, begin_ns)
-                    if act == _Act.WAIT_STREAM
-                    else order.find_mark(event, begin_ns)
-                )
-                if mark is not None:
-                    waits += [
-                        (pid, *one, end_ns, one[0] != mark[0]) for one in order.find_ended(*mark)
-                    ]
+                is_stream = act == _Act.WAIT_STREAM
+                mark = (stream, begin_ns) if is_stream else order.find_mark(event, begin_ns)
+                if mark is None:
+                    continue
+                for one, upto_ns in order.find_ended(*mark):
+                    is_ordered = one != mark[0]
+                    known = device if is_stream and not is_ordered else -1
+                    waits.append((pid, one, known, upto_ns, end_ns, is_ordered))
         if waits:
             self._waits.append(np.array(waits, _WAIT))
 
@@ -421,14 +426,25 @@ def _end(pending: Records, waits: Records) -> None:
     if not len(pending) or not len(waits):
         return
     waits = waits[np.argsort(waits["entry_ns"], kind="stable")]
-    for stream in np.unique(pending["stream"]):
-        mine = np.flatnonzero((pending["stream"] == stream) & (pending["leave_ns"] < 0))
-        ends = waits[(waits["stream"] == stream) | (waits["stream"] == _EVERY_STREAM)]
+    for stream, device in np.unique(pending[["stream", "device"]]).tolist():
+        is_there = (pending["stream"] == stream) & (pending["device"] == device)
+        mine = np.flatnonzero(is_there & (pending["leave_ns"] < 0))
+        ends = _find_waits_for(waits, stream, device)
         first = np.searchsorted(ends["entry_ns"], pending["exit_ns"][mine], "left")
         is_ended = first < len(ends)
         earliest = _find_least_from(ends["exit_ns"])[first[is_ended]]  # begun later, ended earlier
         for name, values in (("leave_ns", "exit_ns"), ("is_ordered", "is_ordered")):
             pending[name][mine[is_ended]] = ends[values][earliest]
+
+
+def _find_waits_for(waits: Records, stream: int, device: int) -> Records:
+    """Waits that may end what is on a stream of a device; -1: it is not known of which."""
+    is_for = (waits["stream"] == stream) | (waits["stream"] == _EVERY_STREAM)
+    if device >= 0:
+        is_other = (waits["device"] >= 0) & (waits["device"] != device)
+        is_for &= ~(is_other & np.isin(waits["stream"], _OF_A_DEVICE))
+    found: Records = waits[is_for]
+    return found
 
 
 def _find_least_from(values: IntArray) -> IntArray:

@@ -8,7 +8,8 @@ newest record of an event when a call waits for it is the one that counts (CUDA 
 
 Bounded, and what is beyond a bound ends nothing: `_MAX_EVENTS` events, `_MAX_STREAMS` streams, the last `_N_MARKS`
 records of an event and the last `_N_ORDERS` orders between two streams, chains of `_MAX_DEPTH` streams. Not followed
-are events of the driver's interface and what the legacy default stream orders by itself.
+are events of the driver's interface and what the legacy default stream orders by itself; the default streams of several
+devices are taken for one.
 """
 
 from __future__ import annotations
