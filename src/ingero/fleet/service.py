@@ -7,7 +7,6 @@ the configuration again and keeps the old one when the new one is bad.
 from __future__ import annotations
 
 import asyncio
-import ctypes
 import gc
 import logging
 import os
@@ -44,6 +43,7 @@ from ingero.fleet.workers.pool import (
     WorkerPool,
     WorkerUsage,
 )
+from ingero.heap import trim_heap
 from ingero.serving.asgi import AsgiServer
 from ingero.serving.ready import report_ready
 from ingero.serving.scrape import scrape_app
@@ -88,9 +88,7 @@ def _settle() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(*_GC_THRESHOLDS)
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc has it, musl does not
-    if trim is not None:
-        trim(0)
+    trim_heap()
 
 
 class Generation:

@@ -24,6 +24,7 @@ from ingero.agent.capture.program import HeldProgram
 from ingero.agent.capture.stack_keeper import RING
 from ingero.agent.capture.totals import CountReader, Times
 from ingero.closing import Closing
+from ingero.heap import trim_heap
 from ingero.model.recording import Unprobed, describe_unprobed
 from ingero.telemetry.clock import Clock, SystemClock
 from ingero.units import NS_PER_MS, NS_PER_S
@@ -161,6 +162,7 @@ class TraceSession(Closing):
 
     def run(self, should_stop: Callable[[], bool] = lambda: False) -> None:
         """Trace until the time is over, the program ends or ``should_stop`` says so."""
+        trim_heap()  # the kernel's types, which loading probes needs, take 5 to 11 MB
         started_ns = self._clock.mono_ns()
         self._times = replace(self._times, started_ns=started_ns)
         ends_ns = started_ns + self.settings.duration_ns if self.settings.duration_ns else None
