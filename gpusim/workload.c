@@ -78,6 +78,8 @@ int cuMemAlloc_v2(u64 *, size_t);
 int cuMemFree_v2(u64);
 int cuMemCreate(u64 *, size_t, const void *, u64);
 int cuMemRelease(u64);
+int cuLinkAddData_v2(void *, int, const void *, size_t, const char *, unsigned, const void *, const void *);
+int cuLinkComplete(void *, const void **, size_t *);
 int cuMemcpyHtoD_v2(u64, const void *, size_t);
 int cuMemcpyHtoDAsync_v2(u64, const void *, size_t, sim_stream_t);
 int cuStreamSynchronize(sim_stream_t);
@@ -367,7 +369,8 @@ void primes(void)
 	sim_stream_t stream;
 	sim_event_t event;
 	void *block[512], *device;
-	size_t pitch;
+	size_t pitch, image_bytes;
+	const void *image;
 	u64 handle;
 
 	CALL(cudaSetDevice, 0, 3);
@@ -426,6 +429,10 @@ void primes(void)
 	TIMES(131) CALL(cuMemcpyHtoDAsync_v2, 4321, (u64)device, buffer, 4321, stream);
 	TIMES(3) CALL(cuStreamSynchronize, 0, stream);
 	TIMES(7) CALL(cuCtxSynchronize, 0);
+	TIMES(11) {
+		CALL(cuLinkAddData_v2, 0, (void *)0x11, 1, buffer, 99, "code", 0, NULL, NULL);
+		CALL(cuLinkComplete, 0, (void *)0x11, &image, &image_bytes);
+	}
 #undef TIMES
 }
 

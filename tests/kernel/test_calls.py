@@ -6,6 +6,7 @@ import pytest
 from ingero.agent.capture.kernel.abi import Flag
 from ingero.agent.capture.symbols.libraries import FUNCTIONS
 from ingero.model.events import CopyKind, CudaOp, DriverOp, GraphOp, Source
+from ingero.model.operations import OpKind, find_kinds
 
 pytestmark = pytest.mark.kernel
 
@@ -96,6 +97,14 @@ def test_a_runtime_call_s_own_driver_call_is_marked_nested(primes):
     assert set(outer["depth"]) == {0}
     # The one inside begins later and is over sooner.
     assert nested["duration_ns"].sum() < outer["duration_ns"].sum()
+
+
+def test_linking_of_code_that_is_compiled_at_run_time_is_seen(primes):
+    (account,) = primes.accounts
+    links = primes.calls(account["pid"], Source.DRIVER, DriverOp.LINK)
+    assert len(links) == 22
+    assert set(links["handle"]) == {0x11}
+    assert set(find_kinds(links["source"], links["op"]).tolist()) == {OpKind.MODULE}
 
 
 def test_copies_carry_bytes_direction_and_stream(primes):

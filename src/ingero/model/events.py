@@ -103,6 +103,7 @@ class DriverOp(IntEnum):
     MEMCPY_2D = 30
     MEMCPY_2D_ASYNC = 31
     MEMCPY_3D = 32
+    LINK = 33  # of code that is compiled at run time
 
 
 class HostOp(IntEnum):
@@ -322,7 +323,7 @@ OP_NAMES: Final[dict[int, dict[int, str]]] = {
         18: "cuMemcpyHtoDAsync", 19: "cuMemcpyDtoHAsync", 20: "cuMemcpyDtoDAsync", 21: "cuMemcpyPeer",
         22: "cuMemHostAlloc", 23: "cuMemFreeHost", 24: "cuMemMap", 25: "cuMemUnmap", 26: "cuMemset",
         27: "cuCtxSetCurrent", 28: "cuDevicePrimaryCtxRetain", 29: "cuModuleGetFunction",
-        30: "cuMemcpy2D", 31: "cuMemcpy2DAsync", 32: "cuMemcpy3D",
+        30: "cuMemcpy2D", 31: "cuMemcpy2DAsync", 32: "cuMemcpy3D", 33: "cuLink",
     },
     Source.IO: {1: "block_read", 2: "block_write", 3: "block_discard", 4: "block_flush", 5: "block_other"},
     Source.TCP: {1: "tcp_retransmit"},

@@ -103,7 +103,7 @@ _BY_OPERATION: Final[dict[OpKind, tuple[IntEnum, ...]]] = {
     OpKind.HOST_FREE: (CudaOp.FREE_HOST, DriverOp.FREE_HOST),
     OpKind.MAP: (DriverOp.MEM_MAP,),
     OpKind.UNMAP: (DriverOp.MEM_UNMAP,),
-    OpKind.MODULE: (CudaOp.MODULE_LOAD, DriverOp.MODULE_LOAD, DriverOp.MODULE_GET_FUNCTION),
+    OpKind.MODULE: (CudaOp.MODULE_LOAD, DriverOp.MODULE_LOAD, DriverOp.MODULE_GET_FUNCTION, DriverOp.LINK),
     # What every rank of a communicator calls under one number; sends and receives have none.
     OpKind.COLLECTIVE: (
         NcclOp.ALL_REDUCE, NcclOp.ALL_GATHER, NcclOp.REDUCE_SCATTER, NcclOp.BROADCAST, NcclOp.REDUCE,

@@ -257,4 +257,21 @@ CONTEXTS: Final = (
     ),
 )
 
-CUDA_DRIVER: Final[tuple[Function, ...]] = (*LAUNCHES, *COPIES, *MEMORY, *WAITS, *CONTEXTS)
+# Adding PTX compiles it, and completing links: either may take seconds.
+LINKS: Final = tuple(
+    _driver(DriverOp.LINK, name, prototype, handle="link")
+    for name, prototype in (
+        ("cuLinkAddData_v2", "link:ptr type:i32 data:ptr size:u64 name:ptr n_options:i32"),
+        ("cuLinkAddFile_v2", "link:ptr type:i32 path:ptr n_options:i32"),
+        ("cuLinkComplete", "link:ptr image:ptr size:ptr"),
+    )
+)
+
+CUDA_DRIVER: Final[tuple[Function, ...]] = (
+    *LAUNCHES,
+    *COPIES,
+    *MEMORY,
+    *WAITS,
+    *CONTEXTS,
+    *LINKS,
+)
