@@ -107,6 +107,21 @@ def test_a_wait_for_one_device_ends_nothing_of_another(op, stream):
     assert (run.comm, run.ops["inside_ns"].tolist()) == (f"{0xB:016x}", [4700])
 
 
+def test_what_nobody_waited_for_is_over_when_its_communicator_is_destroyed():
+    tracker, (run,) = take(
+        [collective(1000, 1), collective(2000, 2)],
+        [call(CudaOp.STREAM_SYNC, 1010, 490, stream=7)],
+    )
+    assert run.ops["seq"].tolist() == [1]
+    position = tracker.positions(42)[f"{COMM:016x}"]
+    assert (position.entered, position.left) == (2, 1)
+    destroy = collective(3000, 0, op=NcclOp.COMM_DESTROY, call_ns=500)
+    take([destroy], at_ns=3400 + SETTLE_NS, tracker=tracker)
+    assert position.left == 1  # the call may still be in it
+    take([], at_ns=3500 + SETTLE_NS, tracker=tracker)
+    assert (position.entered, position.left) == (2, 2)
+
+
 @pytest.mark.parametrize(("of_collective", "of_wait"), [(-1, 1), (1, -1), (-1, -1)])
 def test_a_wait_ends_what_may_be_of_its_device(of_collective, of_wait):
     _, (run,) = take(

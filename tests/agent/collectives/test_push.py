@@ -93,6 +93,12 @@ class Job:
         record["pid"], record["source"], record["op"] = PID, Source.NCCL, NcclOp.ALL_REDUCE
         self.pusher.add_collectives(record)
 
+    def destroy(self, comm=0xAB):
+        record = np.zeros(1, get_dtype("collective"))
+        record["header"]["mono_ns"], record["comm_hash"] = self.clock.mono_ns(), comm
+        record["pid"], record["source"], record["op"] = PID, Source.NCCL, NcclOp.COMM_DESTROY
+        self.pusher.add_collectives(record)
+
     def leave(self, inside_ns, pid=PID):
         record = np.zeros(1, get_dtype("call"))
         record["header"]["mono_ns"] = self.clock.mono_ns() + 1
@@ -594,6 +600,15 @@ def test_how_a_process_ended_is_not_told_any_more_once_another_one_runs_in_its_p
     runs, told = job.ear.take()
     assert {run.rank.rank for run in runs} == {3}
     assert told == []
+
+
+def test_a_rank_is_not_said_to_be_inside_of_a_communicator_that_it_destroyed(job):
+    job.run(5)
+    job.enter()  # nobody waits for this one
+    job.destroy()
+    job.stand(10)
+    _, standings = job.ear.take()
+    assert {(one.entered, one.left) for one in standings} == {(job.seq, job.seq)}
 
 
 def test_agent_that_ends_with_its_process_still_tells_how_that_ended(job):

@@ -30,6 +30,7 @@ import numpy as np
 
 from ingero.agent.capture.kernel.abi import Flag
 from ingero.agent.collectives.stream_order import StreamOrder
+from ingero.agent.collectives.waits import EVERY_STREAM, WAIT, end_rows
 from ingero.model.arrays import IntArray, Records
 from ingero.model.collectives import COLLECTIVE_OP, UNKNOWN_NS, ClockKind, CollectiveOp
 from ingero.model.events import CudaOp, DriverOp, NcclOp, Source
@@ -41,9 +42,6 @@ SETTLE_NS: Final = 100 * NS_PER_MS
 ENQUEUE_AFTER_NS: Final = 2 * NS_PER_S
 """A collective whose end is not known this long after later ones ended goes out without it."""
 MAX_PENDING: Final = 4096
-_EVERY_STREAM: Final = -1
-_OF_A_DEVICE: Final = (_EVERY_STREAM, 0, 1, 2)
-"""What means another stream on each device: all of it, and the default streams by the numbers that cuda.h has."""
 _N_OPS: Final = 64
 
 
@@ -105,15 +103,6 @@ ROW: Final = np.dtype([
 
 One that is not reported has no sequence or no known communicator; it ends what its process did by itself. The end of
 one that is ordered is known from a wait for another stream."""
-
-_WAIT: Final = np.dtype([
-    ("pid", "<u4"),
-    ("stream", "<i8"),
-    ("device", "<i4"),
-    ("entry_ns", "<i8"),
-    ("exit_ns", "<i8"),
-    ("is_ordered", "?"),
-])
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,11 +174,13 @@ class CollectiveTracker:
         self._processes: dict[int, _Process] = {}
         self._jobs: dict[int, int] = {}
         self._unknown: dict[int, bool] = {}
+        self._destroyed: list[tuple[int, str, int]] = []
 
     def add_collectives(self, records: Records) -> None:
         """Take ``struct ig_collective`` records, shape (n,); what a collective calls inside is the same one again."""
         # By the flag, not the code: on a communicator that does not block most return ncclInProgress.
         records = records[(records["flags"] & (Flag.NESTED | Flag.ERROR)) == 0]
+        self._note_destroyed(records)
         records = records[np.isin(records["op"], (*_COLLECTIVES, *_UNNUMBERED))]
         if not len(records):
             return
@@ -213,6 +204,20 @@ class CollectiveTracker:
         rows["n_bytes"][~is_sized] = UNKNOWN_NS
         rows["op"] = _OPS[np.minimum(records["op"], len(_OPS) - 1)]
         self._rows.append(rows)
+
+    def _note_destroyed(self, records: Records) -> None:
+        is_it = (records["source"] == Source.NCCL) & (records["op"] == NcclOp.COMM_DESTROY)
+        for one in records[is_it & (records["comm_hash"] != 0)]:
+            ended_ns = int(one["header"]["mono_ns"]) + int(one["duration_ns"])
+            self._destroyed.append((int(one["pid"]), f"{int(one['comm_hash']):016x}", ended_ns))
+
+    def _leave_destroyed(self, settled_ns: int) -> None:
+        """A communicator is destroyed once all on it is over, and nobody can wait for it any more."""
+        for pid, name, _ in (one for one in self._destroyed if one[2] <= settled_ns):
+            position = self.positions(pid).get(name)
+            if position is not None:
+                position.left = position.entered
+        self._destroyed = [one for one in self._destroyed if one[2] > settled_ns]
 
     def _note_unknown(self, records: Records) -> None:
         """Count collectives that cannot be reported. Of Gloo that is one at most: its group is met by the next."""
@@ -268,7 +273,7 @@ class CollectiveTracker:
             elif act == _Act.ORDER:
                 order.order(stream, event, begin_ns)
             elif act == _Act.WAIT_DEVICE:
-                waits.append((pid, _EVERY_STREAM, device, begin_ns, end_ns, False))
+                waits.append((pid, EVERY_STREAM, device, begin_ns, end_ns, False))
             else:
                 is_stream = act == _Act.WAIT_STREAM
                 mark = (stream, begin_ns) if is_stream else order.find_mark(event, begin_ns)
@@ -279,7 +284,7 @@ class CollectiveTracker:
                     known = device if is_stream and not is_ordered else -1
                     waits.append((pid, one, known, upto_ns, end_ns, is_ordered))
         if waits:
-            self._waits.append(np.array(waits, _WAIT))
+            self._waits.append(np.array(waits, WAIT))
 
     def _process(self, pid: int) -> _Process:
         return self._processes.setdefault(pid, _Process())
@@ -309,7 +314,7 @@ class CollectiveTracker:
         """
         settled_ns = mono_ns - SETTLE_NS
         rows = self._take_settled(self._rows, settled_ns, ended, ROW)
-        waits = self._take_settled(self._waits, settled_ns, ended, _WAIT)
+        waits = self._take_settled(self._waits, settled_ns, ended, WAIT)
         known_ended = self._processes.keys() if ended is None else self._processes.keys() & ended
         finished: list[Finished] = []
         for pid in {int(pid) for part in (rows, waits) for pid in part["pid"]} | known_ended:
@@ -319,13 +324,14 @@ class CollectiveTracker:
             self._note_entries(known, fresh[fresh["is_told"]])
             pending = np.concatenate([known.pending, fresh])
             pending = pending[np.argsort(pending["entry_ns"], kind="stable")]
-            _end(pending, waits[waits["pid"] == pid])
+            end_rows(pending, waits[waits["pid"] == pid])
             is_over = ended is None or pid in ended
             done, known.pending = (
                 (pending, pending[:0]) if is_over else _split_done(pending, settled_ns)
             )
             if len(done):
                 finished += self._finish(pid, known, done)
+        self._leave_destroyed(settled_ns)
         return finished
 
     @staticmethod
@@ -390,7 +396,8 @@ class CollectiveTracker:
                     continue
                 last = done[which[-1]]
                 if clock is ClockKind.SYNC:
-                    known.positions[name].left = int(last["seq"])
+                    position = known.positions[name]
+                    position.left = max(position.left or 0, int(last["seq"]))
                 finished.append(
                     Finished(
                         pid, name, int(last["comm_rank"]), int(last["n_ranks"]), clock, ops[which]
@@ -419,40 +426,6 @@ def _keep_one_rank(known: _Process, rows: Records) -> None:
         if before is not None:
             is_first &= rows["seq"][mine] > before.entered
         rows["is_told"][mine], rows["comm_rank"][mine] = is_first, ranks.min()
-
-
-def _end(pending: Records, waits: Records) -> None:
-    """Fill in when each row was left: the first end of a wait for its stream that began after its enqueue."""
-    if not len(pending) or not len(waits):
-        return
-    waits = waits[np.argsort(waits["entry_ns"], kind="stable")]
-    for stream, device in np.unique(pending[["stream", "device"]]).tolist():
-        is_there = (pending["stream"] == stream) & (pending["device"] == device)
-        mine = np.flatnonzero(is_there & (pending["leave_ns"] < 0))
-        ends = _find_waits_for(waits, stream, device)
-        first = np.searchsorted(ends["entry_ns"], pending["exit_ns"][mine], "left")
-        is_ended = first < len(ends)
-        earliest = _find_least_from(ends["exit_ns"])[first[is_ended]]  # begun later, ended earlier
-        for name, values in (("leave_ns", "exit_ns"), ("is_ordered", "is_ordered")):
-            pending[name][mine[is_ended]] = ends[values][earliest]
-
-
-def _find_waits_for(waits: Records, stream: int, device: int) -> Records:
-    """Waits that may end what is on a stream of a device; -1: it is not known of which."""
-    is_for = (waits["stream"] == stream) | (waits["stream"] == _EVERY_STREAM)
-    if device >= 0:
-        is_other = (waits["device"] >= 0) & (waits["device"] != device)
-        is_for &= ~(is_other & np.isin(waits["stream"], _OF_A_DEVICE))
-    found: Records = waits[is_for]
-    return found
-
-
-def _find_least_from(values: IntArray) -> IntArray:
-    """For each place, that of the least value from there on; shape (n,), as of ``values``."""
-    reverse = values[::-1]
-    is_least = reverse == np.minimum.accumulate(reverse)
-    least = np.maximum.accumulate(np.where(is_least, np.arange(len(values)), 0))
-    return (len(values) - 1 - least)[::-1]
 
 
 def _split_done(pending: Records, now_ns: int) -> tuple[Records, Records]:
