@@ -10,9 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ingero.agent.capture.discover.processes import iter_open_files
+from ingero.agent.collectives import device as device_module
 from ingero.agent.collectives.device import HOLD_NS, SCAN_NS, DeviceCollectives, match_starts
 from ingero.agent.collectives.host import SETTLE_NS, Finished
-from ingero.agent.collectives.plugin_ring import HEADER
+from ingero.agent.collectives.plugin_ring import HEADER, PLACE, RECORD
 from ingero.model.collectives import COLLECTIVE_OP, UNKNOWN_NS, ClockKind, CollectiveOp
 from ingero.units import NS_PER_MS, NS_PER_S
 
@@ -141,6 +142,41 @@ def test_communicators_without_a_place_are_counted_once_and_stay_counted(join, d
     take(device, after_ns=2 * SCAN_NS)
     assert device.counts.n_unplaced == 3
     assert len(again) == 129
+
+
+def test_a_record_that_was_seen_in_the_future_is_not_kept_until_then(join, device, rings):
+    join().play(GPU_NS, GPU_NS + 100, n_channels=1)
+    (path,) = rings.glob("*/*.ring")
+    at = HEADER.itemsize + 128 * PLACE.itemsize + RECORD.fields["host_seen_ns"][1]
+    with path.open("r+b") as file:
+        file.seek(at)
+        file.write(np.uint64(1 << 61).tobytes())
+    device.read(time.monotonic_ns())
+    (run,) = device.take([], time.monotonic_ns() + 2 * SETTLE_NS)
+    assert run.ops["inside_ns"].tolist() == [100]
+
+
+def test_ever_new_communicators_of_a_process_are_refused_in_the_end(join, device, monkeypatch):
+    monkeypatch.setattr(device_module, "MAX_MEMBERSHIPS", 3)
+    comms = [join(comm=1 + i) for i in range(5)]
+    for _ in range(2):
+        for comm in comms:
+            comm.play(GPU_NS, GPU_NS + 100)
+    assert [run.comm for run in take(device)] == [f"{1 + i:016x}" for i in range(3)]
+    assert (device.counts.n_ops, device.counts.n_refused) == (6, 4)
+
+
+def test_kinds_of_collectives_that_are_not_called_any_more_are_forgotten(join, device, monkeypatch):
+    monkeypatch.setattr(device_module, "_MAX_KINDS", 2)
+    entries_ns = []
+    for n_ranks in (4, 5, 6):
+        entries_ns.append(time.monotonic_ns())
+        join(comm=n_ranks, n_ranks=n_ranks).play(GPU_NS, GPU_NS + 100)
+    rows = [host_rows([at_ns], n_ranks=n) for at_ns, n in zip(entries_ns, (4, 5, 6), strict=True)]
+    take(device)
+    take(device, rows)
+    assert device.counts.n_superseded == 2
+    assert [run.n_ranks for run in take(device, after_ns=2 * HOLD_NS)] == [4]
 
 
 def test_host_rows_of_what_the_plug_in_told_are_dropped(join, device):

@@ -36,6 +36,9 @@ SCAN_NS: Final = 2 * NS_PER_S
 HOLD_NS: Final = NS_PER_S
 """How long a host row of a process with the plug-in waits for the plug-in to tell of it."""
 _MAX_STARTS: Final = 4096
+_MAX_KINDS: Final = 256
+MAX_MEMBERSHIPS: Final = 4096
+"""Communicators of one process that are followed as long as it lives: what it writes must not fill our memory."""
 _DISTANCES: Final = 256
 _MAX_TIME_NS: Final = 1 << 62
 _MAX_DURATION_NS: Final = 1 << 50
@@ -69,6 +72,7 @@ class _PluginProcess:
     rings: dict[str, NcclRing] = field(default_factory=dict)
     has_reported: bool = False
     comms: set[str] = field(default_factory=set)
+    memberships: set[tuple[int, int, int]] = field(default_factory=set)
     next_scan_ns: int = 0
     is_several: bool = False
     is_over: bool = False
@@ -154,7 +158,7 @@ class DeviceCollectives:
             if mono_ns >= plugin.next_scan_ns:
                 self._scan(pid, plugin, mono_ns)
             if plugin.rings:
-                self._read_process(plugin)
+                self._read_process(plugin, mono_ns)
 
     def _scan(self, pid: int, plugin: _PluginProcess, mono_ns: int) -> None:
         if self._parent is not None:
@@ -163,7 +167,7 @@ class DeviceCollectives:
             plugin.has_reported |= bool(plugin.rings)
         plugin.next_scan_ns = mono_ns + SCAN_NS
 
-    def _read_process(self, plugin: _PluginProcess) -> None:
+    def _read_process(self, plugin: _PluginProcess, mono_ns: int) -> None:
         by_ring = {name: ring.read_communicators() for name, ring in plugin.rings.items()}
         positions = np.concatenate(list(by_ring.values()))
         is_sound_place = _find_sound_places(positions)
@@ -181,15 +185,18 @@ class DeviceCollectives:
         self._note_lost(plugin)
         _close_rings(plugin, over)
         is_sound = _find_sound(records) & (not plugin.is_several)
+        is_sound[is_sound] = _find_followed(plugin, records[is_sound])
         self.counts.n_refused += int((~is_sound).sum())
         records = records[is_sound]
         _note_positions(plugin, positions)
         if len(records):
             self.counts.n_ops += len(records)
-            plugin.pending = np.concatenate([plugin.pending, records])
             _note_starts(plugin, records)
             seen_ns = (records["host_seen_ns"] - records["gpu_stop_ns"]).astype(np.int64)
             plugin.distances = np.concatenate([plugin.distances, seen_ns])[-_DISTANCES:]
+            # Whatever it says, it was seen by now: nothing waits for longer than it must.
+            records["host_seen_ns"] = np.minimum(records["host_seen_ns"], mono_ns)
+            plugin.pending = np.concatenate([plugin.pending, records])
 
     def _note_lost(self, plugin: _PluginProcess) -> None:
         """Count what rings lost since the last time; that stays lost, whatever the writer says later."""
@@ -315,6 +322,17 @@ def _find_sound_places(positions: Records) -> BoolArray:
     return sound
 
 
+def _find_followed(plugin: _PluginProcess, records: Records) -> BoolArray:
+    """Records of communicators that are known or can still be followed, shape (n,)."""
+    found, which = np.unique(records[["comm", "rank", "n_ranks"]], return_inverse=True)
+    is_followed = np.zeros(len(found), bool)
+    for i, membership in enumerate(found.tolist()):
+        if len(plugin.memberships) < MAX_MEMBERSHIPS:
+            plugin.memberships.add(membership)
+        is_followed[i] = membership in plugin.memberships
+    return is_followed[which]
+
+
 def _close_rings(plugin: _PluginProcess, names: Sequence[str]) -> None:
     """Close rings, which keep the job's memory as long as they are open, and forget what they lost."""
     for name in names:
@@ -325,12 +343,17 @@ def _close_rings(plugin: _PluginProcess, names: Sequence[str]) -> None:
 
 
 def _note_starts(plugin: _PluginProcess, records: Records) -> None:
-    kinds = np.stack([records[name].astype(np.int64) for name in ("rank", "n_ranks", "op")], 1)
+    ops = np.where(np.isin(records["op"], _OPS), records["op"], 0)
+    kinds = np.stack([records["rank"], records["n_ranks"], ops], 1).astype(np.int64)
     for kind in np.unique(kinds, axis=0):
         mine = records["host_start_ns"][(kinds == kind).all(1)].astype(np.int64)
         key = (int(kind[0]), int(kind[1]), int(kind[2]))
         before = plugin.starts.get(key, np.zeros(0, np.int64))
         plugin.starts[key] = np.sort(np.concatenate([before, mine]))[-_MAX_STARTS:]
+    if len(plugin.starts) > _MAX_KINDS:
+        last_ns = {key: int(starts.max(initial=0)) for key, starts in plugin.starts.items()}
+        for key in sorted(last_ns, key=last_ns.__getitem__)[:-_MAX_KINDS]:
+            del plugin.starts[key]
 
 
 def _note_positions(plugin: _PluginProcess, positions: Records) -> None:
