@@ -122,6 +122,24 @@ def test_what_nobody_waited_for_is_over_when_its_communicator_is_destroyed():
     assert (position.entered, position.left) == (2, 2)
 
 
+def test_a_program_that_becomes_another_leaves_its_collectives_and_has_no_own_time_before_the_next():
+    tracker, (run,) = take(
+        [collective(1000, 1), collective(3000, 2)],
+        [call(CudaOp.STREAM_SYNC, 1010, 490, stream=7)],
+    )
+    tracker.note_exec(42, 5000)
+    _, (left,) = take([], at_ns=5000 + SETTLE_NS, tracker=tracker)
+    assert (left.clock, left.ops["seq"].tolist()) == (ClockKind.ENQUEUE, [2])
+    position = tracker.positions(42)[f"{COMM:016x}"]
+    assert (position.entered, position.left) == (2, 2)
+    _, (run,) = take(
+        [collective(10**9, 1, comm=0xCD)],
+        [call(CudaOp.DEVICE_SYNC, 10**9 + 10, 490)],
+        tracker=tracker,
+    )
+    assert (run.comm, run.ops["own_ns"].tolist()) == (f"{0xCD:016x}", [UNKNOWN_NS])
+
+
 @pytest.mark.parametrize(("of_collective", "of_wait"), [(-1, 1), (1, -1), (-1, -1)])
 def test_a_wait_ends_what_may_be_of_its_device(of_collective, of_wait):
     _, (run,) = take(

@@ -242,3 +242,16 @@ def test_time_in_calls_of_cuda_counts_once_and_the_call_of_the_first_thread_is_k
     assert mono_ns == 7 * NS_PER_S
     assert took_ns == {42: pytest.approx(406 * NS_PER_MS), 43: pytest.approx(3 * NS_PER_MS)}
     assert observer.history.open_calls == {42: CudaWait("cudaStreamSync", 5 * NS_PER_S)}
+
+
+def test_a_process_that_becomes_another_program_is_inside_of_no_collective(settings):
+    with open_live(settings, SystemClock()) as observer:
+        enter(observer, 3)
+        positions = observer.pusher._tracker.positions
+        wait_until(lambda: positions(42))
+        (position,) = positions(42).values()
+        assert (position.entered, position.left) == (3, None)
+        records = np.zeros(1, get_dtype("process"))
+        records["pid"], records["event"] = 42, ProcessEvent.EXEC
+        observer.on_events("processes", records, np.zeros(0))
+        wait_until(lambda: [(one.entered, one.left) for one in positions(42).values()] == [(3, 3)])

@@ -175,6 +175,7 @@ class CollectiveTracker:
         self._jobs: dict[int, int] = {}
         self._unknown: dict[int, bool] = {}
         self._destroyed: list[tuple[int, str, int]] = []
+        self._replaced: dict[int, int] = {}
 
     def add_collectives(self, records: Records) -> None:
         """Take ``struct ig_collective`` records, shape (n,); what a collective calls inside is the same one again."""
@@ -289,8 +290,13 @@ class CollectiveTracker:
     def _process(self, pid: int) -> _Process:
         return self._processes.setdefault(pid, _Process())
 
+    def note_exec(self, pid: int, at_ns: int) -> None:
+        """A process became another program, with other communicators and streams; when, on the monotonic clock."""
+        self._replaced[pid] = at_ns
+
     def forget(self, pid: int) -> None:
         """The process ended."""
+        self._replaced.pop(pid, None)
         self._processes.pop(pid, None)
         self._jobs.pop(pid, None)
         self._unknown.pop(pid, None)
@@ -315,24 +321,37 @@ class CollectiveTracker:
         settled_ns = mono_ns - SETTLE_NS
         rows = self._take_settled(self._rows, settled_ns, ended, ROW)
         waits = self._take_settled(self._waits, settled_ns, ended, WAIT)
-        known_ended = self._processes.keys() if ended is None else self._processes.keys() & ended
+        replaced = {pid for pid, at_ns in self._replaced.items() if at_ns <= settled_ns}
+        known = self._processes.keys()
+        known_ended = known if ended is None else known & (replaced | set(ended))
         finished: list[Finished] = []
         for pid in {int(pid) for part in (rows, waits) for pid in part["pid"]} | known_ended:
-            known = self._process(pid)
+            process = self._process(pid)
             fresh = rows[rows["pid"] == pid]
-            _keep_one_rank(known, fresh)
-            self._note_entries(known, fresh[fresh["is_told"]])
-            pending = np.concatenate([known.pending, fresh])
+            _keep_one_rank(process, fresh)
+            self._note_entries(process, fresh[fresh["is_told"]])
+            pending = np.concatenate([process.pending, fresh])
             pending = pending[np.argsort(pending["entry_ns"], kind="stable")]
             end_rows(pending, waits[waits["pid"] == pid])
-            is_over = ended is None or pid in ended
-            done, known.pending = (
+            is_over = ended is None or pid in ended or pid in replaced
+            done, process.pending = (
                 (pending, pending[:0]) if is_over else _split_done(pending, settled_ns)
             )
             if len(done):
-                finished += self._finish(pid, known, done)
+                finished += self._finish(pid, process, done)
         self._leave_destroyed(settled_ns)
+        for pid in replaced:
+            self._begin_again(pid)
         return finished
+
+    def _begin_again(self, pid: int) -> None:
+        """With nothing of the program that a process was before, but how far it came."""
+        del self._replaced[pid]
+        positions = self.positions(pid)
+        for position in positions.values():
+            position.left = position.entered
+        if pid in self._processes:
+            self._processes[pid] = _Process(positions=positions)
 
     @staticmethod
     def _take_settled(

@@ -230,6 +230,11 @@ class CollectivePusher:
             self._exited.setdefault(pid, (self._clock.mono_ns(), ending))
             self._device.note_exit(pid)
 
+    def note_exec(self, pid: int, at_ns: int) -> None:
+        """A process became another program; when, on the monotonic clock."""
+        with self._lock:
+            self._tracker.note_exec(pid, at_ns)
+
     def add_collectives(self, records: Records) -> None:
         """``struct ig_collective``, copied."""
         with self._lock:
@@ -277,19 +282,8 @@ class CollectivePusher:
             self._queue.push()
         if progress:
             self._sent.progress_ns = now_ns
-            if self._queue.send(self._export_progress(progress)).is_settled:
+            if self._queue.send(_export_progress(progress, self._clock)).is_settled:
                 self._sent.gone.clear()
-
-    def _export_progress(self, progress: list[RankProgress]) -> Export:
-        """Progress records as of now, with how long ago processes ended in place of when."""
-        now_ns = self._clock.mono_ns()
-        records = [
-            one
-            if one.ending is None
-            else replace(one, ending=replace(one.ending, at_ns=max(now_ns - one.ending.at_ns, 0)))
-            for one in progress
-        ]
-        return build_progress(records, self._clock.wall_ns())
 
     def finish(self) -> None:
         """Send what is left, once."""
@@ -393,6 +387,18 @@ class CollectivePusher:
             )
             for comm, position in positions.items()
         ]
+
+
+def _export_progress(progress: list[RankProgress], clock: Clock) -> Export:
+    """Progress records as of now, with how long ago processes ended in place of when."""
+    now_ns = clock.mono_ns()
+    records = [
+        one
+        if one.ending is None
+        else replace(one, ending=replace(one.ending, at_ns=max(now_ns - one.ending.at_ns, 0)))
+        for one in progress
+    ]
+    return build_progress(records, clock.wall_ns())
 
 
 def _is_still(positions: Collection[CommPosition], now_ns: int) -> bool:

@@ -195,6 +195,8 @@ class LiveObserver:
         elif ring in {"calls", "kept_calls"}:
             self.pusher.add_calls(records)
         elif ring == "processes":
+            for begun in records[records["event"] == ProcessEvent.EXEC]:
+                self.pusher.note_exec(int(begun["pid"]), int(begun["header"]["mono_ns"]))
             for exited in records[records["event"] == ProcessEvent.EXIT]:
                 pid, status = int(exited["pid"]), int(exited["exit_code"])
                 at_ns = int(exited["header"]["mono_ns"])
