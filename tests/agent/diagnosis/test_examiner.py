@@ -15,8 +15,11 @@ from ingero.agent.diagnosis.examiner import (
 )
 from ingero.agent.diagnosis.history import MAX_OPS, MAX_READINGS, READ_NS, CounterHistory
 from ingero.agent.diagnosis.switches import SwitchTimes
+from ingero.agent.health.collective_counts import CollectiveCounts
 from ingero.agent.health.push_body import NodeIdentity
 from ingero.agent.health.transport import HttpTransport, PushReply, TransportSettings
+from ingero.agent.metrics.exporting import PrometheusPage
+from ingero.agent.metrics.health import iter_collective_series
 from ingero.model.collectives import COLLECTIVE_OP, Rank
 from ingero.model.counters import (
     OFF_SPAN,
@@ -34,6 +37,7 @@ from ingero.otlp.client.endpoint import parse_endpoint
 from ingero.otlp.codec import read_log_entries
 from ingero.recording.causal.work_rates import find_rates
 from ingero.testing.clock import ManualClock
+from ingero.testing.waiting import wait_until
 from ingero.units import NS_PER_MS, NS_PER_S
 from ingero.wire.diagnosis import (
     DIAGNOSIS_EVENT,
@@ -507,6 +511,56 @@ def test_thread_answers_what_it_is_asked_and_ends():
     node.examiner.close()
     thread.join(120)
     assert not thread.is_alive()
+
+
+def test_a_look_that_fails_is_declined_and_counted_and_the_next_question_is_answered():
+    node, notes, asked = Node(), [], []
+
+    def fail(pid, tid, stop, is_enough):
+        asked.append(pid)
+        if len(asked) < 3:
+            raise ValueError("a stat that nobody foresaw")
+        return node._watch(pid, tid, stop, is_enough)
+
+    node.look_by(fail)
+    node.examiner.notify = notes.append
+    thread = threading.Thread(target=node.examiner.run, args=(node.stop,), daemon=True)
+    thread.start()
+    for at in range(3):
+        node.examiner.ask(replace(node.request, id=f"{at:02x}" * 8))
+        wait_until(lambda n=at: len(node.transport.sent) > n)
+        wait_until(lambda: node.examiner._known.waiting is None)
+    node.stop.set()
+    node.examiner.close()
+    thread.join(120)
+    first, second, third = node.transport.sent
+    assert first.declined == second.declined == "the look failed; the agent's log says how"
+    assert not third.declined
+    (note,) = notes
+    assert note.startswith("a look for a diagnosis failed: ValueError('a stat that nobody")
+    counts = node.examiner.add_outcomes(CollectiveCounts())
+    assert (counts.diagnoses_faulted, counts.diagnoses_sent) == (2, 3)
+    page = PrometheusPage()
+    page.take(tuple(iter_collective_series(counts)), 0)
+    assert 'ingero_agent_diagnoses_total{outcome="faulted"} 2' in page.render().splitlines()
+
+
+def test_an_answer_that_cannot_be_built_ends_no_thread():
+    node, notes = Node(), []
+    node.examiner.notify = notes.append
+    send, node.transport.send = node.transport.send, None
+    thread = threading.Thread(target=node.examiner.run, args=(node.stop,), daemon=True)
+    thread.start()
+    node.examiner.ask(node.request)
+    wait_until(lambda: notes)
+    node.transport.send = send
+    node.examiner.ask(replace(node.request, id="01" * 8))
+    wait_until(lambda: node.transport.sent)
+    node.stop.set()
+    node.examiner.close()
+    thread.join(120)
+    assert [one.id for one in node.transport.sent] == ["01" * 8]
+    assert node.examiner.counts.n_faulted == 1
 
 
 @pytest.mark.parametrize(("text", "is_asked"), [(None, False), ("rank=2", False), ("", True)])

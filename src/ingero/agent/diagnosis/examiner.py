@@ -2,10 +2,13 @@
 
 Bounds. Only a question about a process that we follow is looked into, `MAX_AN_HOUR` times an hour for one process; all
 others are declined with a reason. A finished answer that Fleet did not take is kept and sent again when it asks again.
+
+What a process shows of itself may be what nobody foresaw: a look that fails of it is declined, noted and counted.
 """
 
 from __future__ import annotations
 
+import struct
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -22,6 +25,8 @@ from ingero.agent.diagnosis.switches import IsEnough, SwitchTimes, WatchSwitches
 from ingero.agent.health.collective_counts import CollectiveCounts
 from ingero.agent.health.push_body import NodeIdentity
 from ingero.agent.health.transport import PushReply, PushTransport
+from ingero.errors import IngeroError
+from ingero.faults import FaultPlace, find_place
 from ingero.model.collectives import Rank
 from ingero.model.counters import CodeLines, WorkRates
 from ingero.model.diagnosis import Diagnosis, DiagnosisRequest, PeerWork, Subject
@@ -55,6 +60,13 @@ PEERS_WAIT_S: Final = 5.0
 """For the work of peers on other nodes, after a look that itself takes about as long."""
 MAX_AN_HOUR: Final = 3
 MAX_TRIES: Final = 3
+FAULTS: Final = (
+    IngeroError, OSError, ValueError, TypeError, AttributeError, LookupError, ArithmeticError, RuntimeError,
+    struct.error,
+)  # fmt: skip
+"""What reading and comparing raise of what they did not expect. Of others, such as of memory, the thread ends."""
+_MAX_NOTED: Final = 16
+"""Places of faults that are written; faults of others are counted alone."""
 _HOUR_NS: Final = 3600 * NS_PER_S
 _MAX_KNOWN: Final = 64
 
@@ -68,12 +80,14 @@ class DiagnosisCounts:
         n_sent: Answers that Fleet took, those that decline included.
         n_declined: Questions that were not looked into.
         n_failed: Requests with an answer that Fleet did not take; it is sent again when Fleet asks again.
+        n_faulted: Questions at which a fault of the agent ended the look or the sending.
     """
 
     n_asked: int = 0
     n_sent: int = 0
     n_declined: int = 0
     n_failed: int = 0
+    n_faulted: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +125,7 @@ class _Known:
         done: Those that are answered, newest last, each with its rank.
         examined_ns: When each process was looked at, apart from that whether it was for work that is uneven, which is
             nobody's fault.
+        noted: Places of faults that were written.
     """
 
     waiting: DiagnosisRequest | None = None
@@ -118,6 +133,7 @@ class _Known:
     ready: Diagnosis | PeerWork | None = None
     done: deque[tuple[str, int]] = field(default_factory=lambda: deque(maxlen=_MAX_KNOWN))
     examined_ns: dict[tuple[int, bool], deque[int]] = field(default_factory=dict)
+    noted: set[FaultPlace] = field(default_factory=set)
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,6 +165,7 @@ class Examiner:
 
     Attributes:
         counts: What became of questions.
+        notify: Gets a sentence for the first fault of each place.
     """
 
     def __init__(
@@ -169,6 +186,7 @@ class Examiner:
         self._wake = threading.Condition()
         self._gives_way = threading.Event()
         self.counts = DiagnosisCounts()
+        self.notify: Callable[[str], None] = lambda _text: None
 
     def ask(self, request: DiagnosisRequest) -> None:
         """Take a question; one that comes while another waits is asked again by Fleet. Any thread, never blocks.
@@ -194,7 +212,12 @@ class Examiner:
                     self._wake.wait()
                 request = self._known.waiting
             if request is not None:
-                self.answer(request, stop)
+                try:
+                    self.answer(request, stop)
+                except FAULTS as error:
+                    self._note_fault(error)
+                    self._known.ready = None
+                    self._known.done.append((request.id, request.rank))
                 with self._wake:
                     self._known.waiting, self._known.urgent = self._known.urgent, None
                     if not stop.is_set():
@@ -210,7 +233,7 @@ class Examiner:
         """Look into a question, unless that was done, and send the answer."""
         answer = self._known.ready
         if answer is None or (answer.id, answer.rank.rank) != (request.id, request.rank):
-            answer = self._find_answer(request, stop)
+            answer = self._try_to_answer(request, stop)
             if request.about is Subject.UNEVEN and self._gives_way.is_set():
                 return
             self.counts.n_asked += 1
@@ -231,6 +254,26 @@ class Examiner:
             pause_ns = reply.retry_after_ns or NS_PER_S
             if stop.wait(min(pause_ns, 10 * NS_PER_S) / NS_PER_S):
                 return
+
+    def _note_fault(self, error: Exception) -> None:
+        self.counts.n_faulted += 1
+        place, noted = find_place(error), self._known.noted
+        if place not in noted and len(noted) < _MAX_NOTED:
+            noted.add(place)
+            self.notify(f"a look for a diagnosis failed: {error!r} in {place}")
+
+    def _try_to_answer(
+        self, request: DiagnosisRequest, stop: threading.Event
+    ) -> Diagnosis | PeerWork | None:
+        """The same as `_find_answer`; a look that fails is declined."""
+        try:
+            return self._find_answer(request, stop)
+        except FAULTS as error:
+            self._note_fault(error)
+        if request.about is Subject.WORK:
+            return None
+        self.counts.n_declined += 1
+        return _decline(self._identity, request, "the look failed; the agent's log says how")
 
     def _find_answer(
         self, request: DiagnosisRequest, stop: threading.Event
@@ -261,14 +304,13 @@ class Examiner:
             diagnoses_sent=self.counts.n_sent,
             diagnoses_declined=self.counts.n_declined,
             diagnoses_failed=self.counts.n_failed,
+            diagnoses_faulted=self.counts.n_faulted,
         )
 
     def _examine(self, request: DiagnosisRequest, stop: threading.Event) -> Diagnosis:
         found = self._history.find(request.rank, request.job)
         if found is None:
-            identity = self._identity
-            rank = Rank(identity.cluster_id, identity.node_id, request.rank, job=request.job)
-            return Diagnosis(id=request.id, rank=rank, declined="no such rank is followed here")
+            return _decline(self._identity, request, "no such rank is followed here")
         pid, rank = found
         if not self._may_examine(pid, request.about):
             declined = f"it was looked at {MAX_AN_HOUR} times within an hour"
@@ -440,3 +482,9 @@ def _make_diagnosis(
         ruled_out=found.ruled_out,
         todo=found.todo,
     )
+
+
+def _decline(identity: NodeIdentity, request: DiagnosisRequest, why: str) -> Diagnosis:
+    """About a rank of which no more is known than what was asked."""
+    rank = Rank(identity.cluster_id, identity.node_id, request.rank, job=request.job)
+    return Diagnosis(id=request.id, rank=rank, declined=why)

@@ -27,6 +27,7 @@ class CollectiveCounts:
         diagnoses_sent: Answers that Fleet took.
         diagnoses_declined: Answers that say why it was not looked into.
         diagnoses_failed: Requests with an answer that it did not take; Fleet asks again.
+        diagnoses_faulted: Questions at which a fault of the agent ended the look or the sending.
         taken_late: Operations that Fleet took from the spill, after it had been away.
         spill_batches: Batches that wait on disk.
         spill_bytes: What they take of it.
@@ -52,6 +53,7 @@ class CollectiveCounts:
     diagnoses_sent: int = 0
     diagnoses_declined: int = 0
     diagnoses_failed: int = 0
+    diagnoses_faulted: int = 0
     taken_late: int = 0
     spill_batches: int = 0
     spill_bytes: int = 0

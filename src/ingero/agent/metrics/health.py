@@ -45,12 +45,13 @@ def iter_collective_series(collective_counts: CollectiveCounts) -> Iterator[Seri
         ),
         (
             "ingero.agent.diagnoses",
-            "Questions of Fleet why a rank is slow; sent answers include those that decline.",
+            "Questions of Fleet why a rank is slow; sent answers include those that decline. Faulted: ended by a bug.",
             {
                 "asked": collective_counts.diagnoses_asked,
                 "sent": collective_counts.diagnoses_sent,
                 "declined": collective_counts.diagnoses_declined,
                 "failed": collective_counts.diagnoses_failed,
+                "faulted": collective_counts.diagnoses_faulted,
             },
         ),
     ):

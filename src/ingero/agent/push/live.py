@@ -259,6 +259,7 @@ def _open_examiner(
     transport = build_transport(health)
     watch = functools.partial(watch_switches, clock) if callbacks.can_probe else None
     examiner = Examiner(health.identity, history, transport, clock, Looks(watch))
+    examiner.notify = callbacks.notify
     thread = threading.Thread(target=examiner.run, args=(stop,), daemon=True)
     thread.start()
     try:
