@@ -34,7 +34,7 @@ def situation(**changed):
         clusters={CLUSTER: build_reading()},
         nodes={f"n{number}": NodeView(f"n{number}", in_service=True) for number in range(1, 5)},
         can_read_nodes=True,
-        targets={f"n{number}": f"n{number}" for number in range(1, 5)},
+        targets={(CLUSTER, f"n{number}"): f"n{number}" for number in range(1, 5)},
         records=(),
         settled_ns={CLUSTER: NOW.mono_ns - 60 * NS_PER_S},
     )

@@ -12,7 +12,7 @@ from ingero.remediation.building import read_moment
 from ingero.remediation.journal import Journal
 from ingero.remediation.records import ActionState
 from ingero.remediation.remediator import Remediator
-from ingero.testing.remediation import SchedulerAnswer, build_verdict
+from ingero.testing.remediation import SchedulerAnswer, build_reading, build_verdict
 from ingero.units import NS_PER_S
 
 
@@ -423,3 +423,58 @@ def test_the_next_process_keeps_the_budget_and_the_episode(site):
     site.poll(20, ["n2", "n3"])
     assert (site.drained, len(site.journal.actions())) == ({"n2"}, 1)
     assert {one.node_id for one in site.journal.findings()} == {"n2", "n3"}
+
+
+def say_of_two(site, first, second, times=6):
+    """Polls at which each of two clusters has these culprits."""
+    for _ in range(times):
+        site.n_ops += 1
+        readings = {}
+        for cluster_id, nodes in (("c", first), ("d", second)):
+            one = build_reading(*(build_verdict(node, n_ops=site.n_ops) for node in nodes))
+            judgement = replace(
+                one.judgement,
+                cluster_id=cluster_id,
+                verdicts=tuple(
+                    replace(verdict, rank=replace(verdict.rank, cluster_id=cluster_id))
+                    for verdict in one.judgement.verdicts
+                ),
+            )
+            readings[cluster_id] = replace(one, judgement=judgement)
+        site.fleet.clusters = readings
+        site.poll()
+
+
+@pytest.mark.parametrize(
+    "limits", ["max_nodes_per_hour: 9", "max_nodes_at_once: 9, max_nodes_per_hour: 1"]
+)
+def test_clusters_of_one_scheduler_share_the_counts_of_the_policy(tmp_path, limits):
+    site = Site(tmp_path / "j.db", build_config(brakes=limits))
+    say_of_two(site, ["n1"], ["n2"])
+    assert len(site.drained) == 1
+    assert len(site.journal.actions()) == 1
+
+
+def test_a_share_is_of_the_findings_own_cluster(tmp_path):
+    """One node of a hundred is one percent of each."""
+    limits = "max_nodes_at_once: 9, max_nodes_per_hour: 9"
+    config = build_config(brakes=limits)
+    brakes = config.brakes.model_copy(update={"max_percent_at_once": 1, "max_percent_per_hour": 1})
+    site = Site(tmp_path / "j.db", config.model_copy(update={"brakes": brakes}))
+    say_of_two(site, ["n1", "n3"], ["n2"])
+    assert len(site.drained & {"n1", "n3"}) == 1
+    assert site.drained >= {"n2"}
+
+
+@pytest.mark.parametrize("other", ["n1", "n1.example"])
+def test_a_node_that_two_clusters_have_to_the_scheduler_is_left_alone(site, other):
+    say_of_two(site, ["n1"], [other], times=9)
+    assert site.drained == set()
+    assert not site.journal.actions()
+    stopped = {
+        clause["clause"]
+        for one in site.journal.findings()
+        for clause in one.clauses
+        if not clause["met"]
+    }
+    assert stopped == {"node known"}

@@ -140,13 +140,17 @@ class WindowConfig(StrictModel):
 class BrakesConfig(StrictModel):
     """What holds actions back, however clear the finding is."""
 
-    max_nodes_at_once: int = Field(1, ge=0, description="Nodes out of service by us at once.")
-    max_percent_at_once: float = Field(
-        10.0, ge=0, le=100, description="The same as a share of the cluster's known nodes."
+    max_nodes_at_once: int = Field(
+        1, ge=0, description="Nodes out of service by us at once, of all clusters together."
     )
-    max_nodes_per_hour: int = Field(2, ge=0, description="Actions begun within an hour.")
+    max_percent_at_once: float = Field(
+        10.0, ge=0, le=100, description="Those of one cluster as a share of its known nodes."
+    )
+    max_nodes_per_hour: int = Field(
+        2, ge=0, description="Actions begun within an hour, in all clusters together."
+    )
     max_percent_per_hour: float = Field(
-        10.0, ge=0, le=100, description="The same as a share of the cluster's known nodes."
+        10.0, ge=0, le=100, description="Those in one cluster as a share of its known nodes."
     )
     cool_down: Duration = Field(
         parse_duration("6h"), description="Between two actions on the same node."

@@ -86,7 +86,7 @@ class Situation:
         clusters: What Fleet says, by cluster; None while it does not answer.
         nodes: What the scheduler says; None while it does not answer.
         can_read_nodes: Whether the scheduler can be asked at all.
-        targets: The scheduler's name by node of Fleet's; a node without one is missing.
+        targets: The scheduler's name by cluster and node of Fleet's; a node without one of its own is missing.
         records: Every action of the journal.
         settled_ns: By cluster, since when everything answered without panic, on the monotonic clock.
         jumped_ns: When the wall clock jumped last, on the monotonic clock; None for never.
@@ -99,7 +99,7 @@ class Situation:
     clusters: dict[str, ClusterReading] | None
     nodes: dict[str, NodeView] | None
     can_read_nodes: bool
-    targets: dict[str, str]
+    targets: dict[tuple[str, str], str]
     records: tuple[ActionRecord, ...]
     settled_ns: dict[str, int]
     jumped_ns: int | None = None
@@ -153,7 +153,7 @@ def _planned(ruling: Ruling, now: Moment) -> ActionRecord:
 
 def rule(config: RemediatorConfig, finding: CulpritFinding, situation: Situation) -> Ruling:
     """What the policy says of one finding."""
-    target = situation.targets.get(finding.node_id, "")
+    target = situation.targets.get((finding.cluster_id, finding.node_id), "")
     clauses = (
         *_judge_finding(config, finding, situation),
         *_judge_fleet(config, finding, situation),
@@ -323,7 +323,9 @@ def _judge_target(
     yield ClauseOutcome("scheduler answers", is_met=True, description="the scheduler answers")
     view = situation.nodes.get(target)
     if view is None:
-        description = f"the scheduler has no {what} for {finding.node_id}, or several"
+        description = (
+            f"the scheduler has no {what} for {finding.node_id}, several, or one of two clusters"
+        )
         yield ClauseOutcome("node known", is_met=False, description=description)
         return
     yield ClauseOutcome("node known", is_met=True, description=f"the scheduler's {target}")
@@ -426,52 +428,49 @@ def _is_begun(record: ActionRecord) -> bool:
     return record.state in {*HOLDING, ActionState.UNDONE, ActionState.VOID, ActionState.LEFT}
 
 
-def find_held(brakes: BrakesConfig, cluster_id: str, situation: Situation) -> set[str]:
-    """Nodes of a cluster that are or may be out of service by us, or by another remediator of the same scheduler.
+def find_held(brakes: BrakesConfig, situation: Situation) -> dict[str, str]:
+    """Nodes that are or may be out of service by us, with their cluster; it is empty where another remediator acted.
 
     An action that ended within the settle time counts: a late scheduler may still show it.
     """
     now = situation.now
-    held = {
-        one.target
-        for one in situation.records
-        if one.cluster_id == cluster_id
-        and (
-            one.state in HOLDING
-            or (
-                one.state in {ActionState.VOID, ActionState.LEFT, ActionState.UNDONE}
-                and now.since(one.changed) < brakes.settle_time
-            )
+    held = {view.name: "" for view in (situation.nodes or {}).values() if view.mark}
+    for one in situation.records:
+        is_late = (
+            one.state in {ActionState.VOID, ActionState.LEFT, ActionState.UNDONE}
+            and now.since(one.changed) < brakes.settle_time
         )
-    }
-    elsewhere = {one.target for one in situation.records if one.cluster_id != cluster_id}
-    marked = {view.name for view in (situation.nodes or {}).values() if view.mark}
-    return held | (marked - elsewhere)
+        if one.state in HOLDING or is_late or one.target in held:
+            held[one.target] = one.cluster_id
+    return held
 
 
 def _judge_budgets(
     brakes: BrakesConfig, finding: CulpritFinding, target: str, situation: Situation
 ) -> Iterator[ClauseOutcome]:
-    reading = (situation.clusters or {}).get(finding.cluster_id)
+    """Counts are of all clusters, which share the scheduler; shares are of the finding's own."""
+    cluster_id = finding.cluster_id
+    reading = (situation.clusters or {}).get(cluster_id)
     n_known = reading.n_known if reading else 0
-    n_held = len(find_held(brakes, finding.cluster_id, situation) - {target}) + 1
-    yield ClauseOutcome(
-        "brakes.max_nodes_at_once",
-        n_held <= brakes.max_nodes_at_once,
-        f"would be {n_held} at once, at most {brakes.max_nodes_at_once}",
-    )
-    yield _judge_share("brakes.max_percent_at_once", n_held, brakes.max_percent_at_once, n_known)
-    n_hour = 1 + sum(
-        situation.now.since(one.began) < HOUR_NS
+    held = find_held(brakes, situation)
+    held.pop(target, None)
+    of_hour = [
+        one.cluster_id
         for one in situation.records
-        if _is_begun(one) and one.cluster_id == finding.cluster_id
-    )
-    yield ClauseOutcome(
-        "brakes.max_nodes_per_hour",
-        n_hour <= brakes.max_nodes_per_hour,
-        f"would be {n_hour} within an hour, at most {brakes.max_nodes_per_hour}",
-    )
-    yield _judge_share("brakes.max_percent_per_hour", n_hour, brakes.max_percent_per_hour, n_known)
+        if _is_begun(one) and situation.now.since(one.began) < HOUR_NS
+    ]
+    for when, clusters, most, percent in (
+        ("at_once", [*held.values()], brakes.max_nodes_at_once, brakes.max_percent_at_once),
+        ("per_hour", of_hour, brakes.max_nodes_per_hour, brakes.max_percent_per_hour),
+    ):
+        count = len(clusters) + 1
+        yield ClauseOutcome(
+            f"brakes.max_nodes_{when}",
+            count <= most,
+            f"would be {count} {'at once' if when == 'at_once' else 'within an hour'}, at most {most}",
+        )
+        n_own = sum(one in {cluster_id, ""} for one in clusters) + 1
+        yield _judge_share(f"brakes.max_percent_{when}", n_own, percent, n_known)
 
 
 def _judge_share(clause: str, count: int, percent: float, n_known: int) -> ClauseOutcome:

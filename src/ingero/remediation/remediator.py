@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
 
 from ingero.errors import PermanentError, RetryableError, UnsupportedError
-from ingero.model.collectives import Worker
+from ingero.model.collectives import Rank, Worker
 from ingero.remediation.actuators.actuator import Actuator
 from ingero.remediation.carrying_out import ActionRunner
 from ingero.remediation.config import RemediatorConfig
 from ingero.remediation.confirming import PairTester
 from ingero.remediation.episodes import CulpritTracker, name_action
-from ingero.remediation.findings import ClusterReading, NodeView, SiteReading
+from ingero.remediation.findings import ClusterReading, CulpritFinding, NodeView, SiteReading
 from ingero.remediation.journal import Journal
 from ingero.remediation.orders import NodeOrders, build_orders
 from ingero.remediation.pair_tests import PairOutcome, PairTestRecord
@@ -183,11 +183,7 @@ class Remediator:
         is_acting = self._config.mode != "dry-run"
         if reading.nodes is not None and not self._is_single_poll:
             runner.settle(reading.nodes, only_asked=is_stopped or not is_acting)
-        targets = {
-            finding.node_id: target
-            for finding in findings
-            if (target := self._actuator.find_target(finding.verdict.rank, reading.nodes or {}))
-        }
+        targets = self._find_targets(findings, reading)
         tests = self._journal.pair_tests.read()
         if not self._is_single_poll:
             tests = self._tester.follow(self._tracker.open_episodes, is_stopped=is_stopped)
@@ -250,6 +246,26 @@ class Remediator:
             self.counts.n_scheduler_away += 1
             problems.append(error.message)
         return SiteReading(clusters, nodes, can_read_nodes, tuple(problems))
+
+    def _find_targets(
+        self, findings: Sequence[CulpritFinding], reading: SiteReading
+    ) -> dict[tuple[str, str], str]:
+        """What is to be taken out of service for each finding, unless it also is what another cluster's node is."""
+        nodes, clusters = reading.nodes or {}, reading.clusters or {}
+        by_host: dict[str, dict[tuple[str, str], Rank]] = {}
+        if len(clusters) > 1:
+            for cluster_id, one in clusters.items():
+                for rank in (verdict.rank for verdict in one.judgement.verdicts):
+                    alike = by_host.setdefault(rank.node_id.partition(".")[0], {})
+                    alike[cluster_id, rank.node_id] = rank
+        targets = {}
+        for finding in findings:
+            target = self._actuator.find_target(finding.verdict.rank, nodes)
+            alike = by_host.get(finding.node_id.partition(".")[0], {})
+            others = [rank for (of, _), rank in alike.items() if of != finding.cluster_id]
+            if target and all(self._actuator.find_target(one, nodes) != target for one in others):
+                targets[finding.cluster_id, finding.node_id] = target
+        return targets
 
     def _write_findings(self, rulings: tuple[Ruling, ...], now: Moment) -> None:
         opened = self._tracker.open_episodes

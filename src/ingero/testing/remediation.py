@@ -10,6 +10,7 @@ from enum import Enum
 from ingero.errors import PermanentError, RetryableError
 from ingero.model.collectives import Rank
 from ingero.model.verdicts import Judgement, Slowdown, Verdict, VerdictKind
+from ingero.remediation.actuators.actuator import find_name
 from ingero.remediation.actuators.pair_runner import PairJob, PairJobState
 from ingero.remediation.findings import ClusterReading, NodeView
 from ingero.remediation.pair_tests import PairTestRecord
@@ -155,8 +156,8 @@ class HandScheduler:
         }
 
     def find_target(self, rank: Rank, nodes: Mapping[str, NodeView]) -> str:
-        """The same name."""
-        return rank.node_id if rank.node_id in nodes else ""
+        """The same name, or its first label's, as Slurm's actuator finds it."""
+        return find_name(rank.node_id, nodes, {}, {})
 
     def apply(self, record: ActionRecord) -> None:
         """Drain it."""
