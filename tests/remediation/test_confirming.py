@@ -3,6 +3,7 @@
 import json
 import sqlite3
 import subprocess
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -263,6 +264,46 @@ def test_the_stop_file_and_the_end_of_the_finding_cancel_a_test(start, tmp_path)
     site.poll(1, ["n2"])
     assert site.slurm.alive == []
     assert read_tests(site)[0].note == "cancelled: nothing may be acted on"
+
+
+def test_a_test_that_was_cancelled_is_no_try(start, tmp_path):
+    stop = tmp_path / "stop"
+    site = start(CONFIRM.replace("tries: 2", "tries: 2, cannot_tell: let"))
+    brakes = site.config.brakes.model_copy(update={"stop_file": str(stop)})
+    site.config = site.config.model_copy(update={"brakes": brakes})
+    site.start()
+    site.slurm.is_busy = True
+    for n_tests in (1, 2, 3):
+        site.poll(12, ["n2"])
+        assert len(read_tests(site)) == n_tests
+        stop.touch()
+        site.poll(2, ["n2"])
+        stop.unlink()
+    assert site.drained == set()
+    assert {one.outcome for one in read_tests(site)} == {PairOutcome.CANCELLED}
+    page = RemediatorPage(site.remediator.counts, site.path).render()
+    assert 'ingero_remediator_pair_tests_total{outcome="cancelled"} 3\n' in page
+    site.slurm.is_busy = False
+    site.poll(8, ["n2"])
+    assert read_tests(site)[-1].outcome is PairOutcome.CONFIRMS
+    assert site.drained == {"n2"}
+
+
+def test_tests_that_were_cancelled_before_there_was_a_word_for_it_are_no_tries(start):
+    site = start()
+    site.slurm.is_busy = True
+    site.poll(18, ["n2"])
+    (record,) = read_tests(site)
+    site.journal.pair_tests.put(
+        replace(record, test_id="p1", note="cancelled: the finding is over")
+    )
+    site.journal.close()
+    with sqlite3.connect(site.path) as database:
+        database.execute("PRAGMA user_version = 4")
+    database.close()
+    with Journal(site.path) as journal:
+        outcomes = [one.outcome for one in journal.pair_tests.read()]
+    assert outcomes == [PairOutcome.CANNOT_TELL, PairOutcome.CANCELLED]
 
 
 def test_dry_run_runs_no_test_and_says_so(start):

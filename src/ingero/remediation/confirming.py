@@ -79,9 +79,9 @@ class PairTester:
         for record in self._table.read():
             why_over = ""
             if is_stopped or self._config.mode == "dry-run":
-                why_over = "cancelled: nothing may be acted on"
+                why_over = "nothing may be acted on"
             elif record.episode not in open_episodes:
-                why_over = "cancelled: the finding is over"
+                why_over = "the finding is over"
             with suppress(RetryableError):  # the next poll goes on
                 if record.state is PairTestState.ENDED:
                     self._close(record)
@@ -90,10 +90,11 @@ class PairTester:
         return self._table.read()
 
     def _follow_one(self, record: PairTestRecord, wanted: PairTestConfig, why_over: str) -> None:
-        if is_overdue(wanted, record, self._read_now()):
-            why_over = why_over or "it did not end in time"
         if why_over:
-            self._cancel(record, why_over)
+            self._cancel(record, f"cancelled: {why_over}", PairOutcome.CANCELLED)
+            return
+        if is_overdue(wanted, record, self._read_now()):
+            self._cancel(record, "it did not end in time")
             return
         assert self._runner is not None
         job = self._runner.read_test(record)
@@ -182,15 +183,17 @@ class PairTester:
     def _submitted(self, record: PairTestRecord, job: str) -> PairTestRecord:
         return self._put(replace(record, state=PairTestState.SUBMITTED, job=job, note=f"job {job}"))
 
-    def _cancel(self, record: PairTestRecord, why: str) -> None:
+    def _cancel(
+        self, record: PairTestRecord, why: str, outcome: PairOutcome = PairOutcome.CANNOT_TELL
+    ) -> None:
         assert self._runner is not None
         self._runner.cancel_test(record)
-        self._end(record, why)
+        self._end(record, why, outcome)
 
-    def _end(self, record: PairTestRecord, why: str) -> None:
-        self._put(
-            replace(record, state=PairTestState.ENDED, outcome=PairOutcome.CANNOT_TELL, note=why)
-        )
+    def _end(
+        self, record: PairTestRecord, why: str, outcome: PairOutcome = PairOutcome.CANNOT_TELL
+    ) -> None:
+        self._put(replace(record, state=PairTestState.ENDED, outcome=outcome, note=why))
 
     def _close(self, record: PairTestRecord) -> None:
         """A scheduler that answers late may have begun a job after all."""

@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from ingero.closing import Closing
 from ingero.errors import IngeroError, RetryableError, StoreError
-from ingero.remediation.pair_table import PAIR_TESTS, PairTestTable
+from ingero.remediation.pair_table import CANCELLED_WERE_TRIES, PAIR_TESTS, PairTestTable
 from ingero.remediation.records import (
     ASKED_BACK,
     WAITING,
@@ -26,9 +26,10 @@ from ingero.remediation.records import (
     Moment,
 )
 
-_VERSION: Final = 4
-_READABLE: Final = frozenset({1, 2, 3, 4})
-"""Version 1 has no outbox, 2 no pair tests, 3 no column that says that a person has asked for an action back."""
+_VERSION: Final = 5
+_READABLE: Final = frozenset({1, 2, 3, 4, 5})
+"""Version 1 has no outbox, 2 no pair tests, 3 no column that says that a person has asked for an action back, 4 no
+outcome for a pair test that was cancelled."""
 _OUTBOX: Final = """
 CREATE TABLE outbox (
   seq INTEGER PRIMARY KEY AUTOINCREMENT, wall_ns INTEGER NOT NULL, content TEXT NOT NULL
@@ -140,6 +141,8 @@ class Journal(Closing):
                     column = "asked_back INTEGER NOT NULL DEFAULT 0"
                     self._db.execute(f"ALTER TABLE actions ADD COLUMN {column}")
                     self._db.execute(f"UPDATE actions SET asked_back = {_WAS_ASKED_BACK}")  # noqa: S608 - our own text
+                if version < 5:
+                    self._db.execute(CANCELLED_WERE_TRIES)
                 self._db.execute(f"PRAGMA user_version = {_VERSION}")
         elif version not in _READABLE:
             raise StoreError(f"{self._path} is no journal of this version (it says {version})")

@@ -26,6 +26,13 @@ _COLUMNS: Final = (
 )
 
 
+CANCELLED_WERE_TRIES: Final = (
+    "UPDATE pair_tests SET outcome = 'cancelled'"
+    " WHERE outcome = 'cannot tell' AND note LIKE 'cancelled: %'"
+)
+"""Turns the outcomes of a journal before version 5, which had none of its own for a test that was cancelled."""
+
+
 class PairTestTable:
     """The pair tests of an open journal.
 

@@ -47,6 +47,8 @@ class PairOutcome(StrEnum):
     CONFIRMS = "confirms"
     CONTRADICTS = "contradicts"
     CANNOT_TELL = "cannot tell"
+    CANCELLED = "cancelled"
+    """It was not wanted any more before it said anything, so it was no try."""
 
 
 ALIVE: Final = frozenset({PairTestState.BEGUN, PairTestState.SUBMITTED})
@@ -246,7 +248,9 @@ def judge_confirmation(
     config: PairTestConfig, episode: str, tests: Iterable[PairTestRecord], now: Moment
 ) -> Confirmation:
     """What the tests of an episode, oldest first, mean for an action on its node."""
-    own = [one for one in tests if one.episode == episode]
+    own = [
+        one for one in tests if one.episode == episode and one.outcome is not PairOutcome.CANCELLED
+    ]
     if not own:
         return Confirmation("not tested yet", "untested", wants_test=True)
     last = own[-1]
