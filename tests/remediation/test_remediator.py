@@ -478,3 +478,38 @@ def test_a_node_that_two_clusters_have_to_the_scheduler_is_left_alone(site, othe
         if not clause["met"]
     }
     assert stopped == {"node known"}
+
+
+def give_back(site):
+    (action,) = site.journal.actions()
+    ask_back(site, action)
+    site.poll(3, [])
+    assert site.drained == set()
+
+
+@pytest.mark.parametrize("hours", [0.1, 7])
+def test_an_episode_goes_on_after_a_restart_only_if_its_break_was_short(tmp_path, hours):
+    site = Site(tmp_path / "j.db", build_config(brakes="cool_down: 1m, max_nodes_per_hour: 9"))
+    site.poll(5, ["n2"])
+    give_back(site)
+    site.journal.close()
+    site.clock.advance(int(hours * 3600 * NS_PER_S))
+    site.start()
+    site.poll(9, ["n2"])
+    n_episodes = len({one.episode for one in site.journal.findings()})
+    assert (n_episodes, site.drained) == ((1, set()) if hours < 1 else (2, {"n2"}))
+    assert sum(one.is_open for one in site.journal.findings()) == 1
+
+
+def test_an_episode_of_which_nothing_changed_for_hours_goes_on_after_a_restart(tmp_path):
+    site = Site(tmp_path / "j.db", build_config(brakes="cool_down: 1m, max_nodes_per_hour: 9"))
+    site.poll(5, ["n2"])
+    give_back(site)
+    for _ in range(30):
+        site.clock.advance(300 * NS_PER_S)
+        site.poll(1, ["n2"])
+    site.journal.close()
+    site.start()
+    site.poll(9, ["n2"])
+    assert len({one.episode for one in site.journal.findings()}) == 1
+    assert site.drained == set()

@@ -73,11 +73,12 @@ class CulpritTracker:
         self._ordinary: dict[tuple[str, Worker], _AtWork] = {}
 
     def restore(self, records: Iterable[FindingRecord], now: Moment) -> None:
-        """Take up the episodes that were open: their ids go on, their persistence starts over."""
+        """Take up the episodes that were open and not over since: their ids go on, their persistence starts over."""
         for record in records:
-            if record.is_open:
+            missed_for_ns = max(0, now.wall_ns - record.judged_wall_ns)
+            if record.is_open and missed_for_ns <= BREAK_NS:
                 self._followed[record.cluster_id, record.node_id] = _Followed(
-                    record.episode, record.opened_wall_ns, now.mono_ns
+                    record.episode, record.opened_wall_ns, now.mono_ns - missed_for_ns
                 )
 
     def break_off(self) -> None:

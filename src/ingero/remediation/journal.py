@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -271,6 +271,16 @@ class Journal(Closing):
         with self._failing("write"), self._transaction():
             self._db.execute("REPLACE INTO episodes VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", row)
             self._keep(record.judged_wall_ns, record.as_json())
+
+    def note_judged(self, episodes: Iterable[str], wall_ns: int) -> None:
+        """Keep when the policy looked at findings last, of which nothing else has changed.
+
+        Raises:
+            StoreError: It cannot be written.
+        """
+        rows = [(wall_ns, episode) for episode in episodes]
+        with self._failing("write"), self._transaction():
+            self._db.executemany("UPDATE episodes SET judged_wall_ns = ? WHERE id = ?", rows)
 
     def waiting_entries(self, limit: int) -> tuple[JournalEntry, ...]:
         """Entries that were not sent, oldest first.

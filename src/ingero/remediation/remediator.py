@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Protocol
+from typing import Final, Protocol
 
 from ingero.errors import PermanentError, RetryableError, UnsupportedError
 from ingero.model.collectives import Rank, Worker
@@ -27,6 +27,10 @@ from ingero.remediation.records import (
     FindingRecord,
     Moment,
 )
+from ingero.units import NS_PER_S
+
+_NOTE_NS: Final = 60 * NS_PER_S
+"""Between two notes of when findings were there last."""
 
 
 class FindingSource(Protocol):
@@ -121,6 +125,19 @@ class _Steadiness:
         return is_other
 
 
+@dataclass(slots=True)
+class _Written:
+    """What the journal has of findings.
+
+    Attributes:
+        records: The open ones, as they were written last.
+        noted_ns: When it was noted last that they were there.
+    """
+
+    records: dict[str, FindingRecord]
+    noted_ns: int = 0
+
+
 class Remediator:
     """The program's core, without threads or waiting.
 
@@ -159,9 +176,7 @@ class Remediator:
         self._steadiness = _Steadiness(config.brakes.clock_tolerance)
         self._tracker = CulpritTracker(config.findings.max_age)
         self._tracker.restore(journal.findings(), read_now())
-        self._written: dict[str, FindingRecord] = {
-            one.episode: one for one in journal.findings() if one.is_open
-        }
+        self._written = _Written({one.episode: one for one in journal.findings() if one.is_open})
 
     def poll(self) -> PollResult:
         """Look once and do what the policy says.
@@ -282,12 +297,20 @@ class Remediator:
                 clauses=tuple(clause.as_json() for clause in ruling.clauses),
                 decision=describe_ruling(ruling, self._config.mode),
             )
-            before = self._written.get(finding.episode)
+            before = self._written.records.get(finding.episode)
             if before is None or _is_other(before, record):
                 self._journal.put_finding(record)
-                self._written[finding.episode] = record
-        for episode in [one for one in self._written if one not in opened]:
-            self._journal.put_finding(replace(self._written.pop(episode), is_open=False))
+                self._written.records[finding.episode] = record
+        self._note_judged([one.finding.episode for one in rulings], now)
+        for episode in [one for one in self._written.records if one not in opened]:
+            self._journal.put_finding(replace(self._written.records.pop(episode), is_open=False))
+
+    def _note_judged(self, episodes: Sequence[str], now: Moment) -> None:
+        """The next process has to know how long ago the findings were there."""
+        if now.mono_ns - self._written.noted_ns >= _NOTE_NS:
+            self._written.noted_ns = now.mono_ns
+            if episodes:
+                self._journal.note_judged(episodes, now.wall_ns)
 
     def _retract(self, runner: ActionRunner, situation: Situation) -> None:
         undo = self._config.undo
