@@ -239,6 +239,31 @@ class TestRefusals:
         assert headers["Referrer-Policy"] == "same-origin"
 
 
+@pytest.mark.parametrize(
+    ("base", "origin"),
+    [
+        ("https://Remedy.Example:443/ingero", "https://remedy.example"),
+        ("HTTPS://remedy.example:8443", "https://remedy.example:8443"),
+        ("http://127.0.0.1:80", "http://127.0.0.1"),
+        ("https://[0:0::1]:9468/x", "https://[::1]:9468"),
+        ("https://b\u00fccher.example", "https://xn--bcher-kva.example"),
+    ],
+)
+def test_an_address_may_be_written_otherwise_than_browsers_write_it(tmp_path, base, origin):
+    asked = Asked(tmp_path, f"'{base}'")
+    path = asked.links["ana"].removeprefix(base)
+    answer = asked.post(path, Origin=f"{origin}1")
+    assert (answer.status, asked.record.state) == (403, ActionState.PROPOSED)
+    answer = asked.post(path, Origin=origin)
+    assert (answer.status, asked.record.state) == (303, ActionState.APPROVED)
+
+
+@pytest.mark.parametrize("base", ["https://remedy.example:99999", "https://[::zz]"])
+def test_an_address_that_cannot_be_is_refused_with_the_policy(tmp_path, base):
+    with pytest.raises(ConfigError, match="base_url"):
+        build_config(LINK.format(base=f"'{base}'", key=write_key(tmp_path)), mode="ask")
+
+
 class TestPolicy:
     @pytest.mark.parametrize(
         ("text", "description"),

@@ -28,6 +28,7 @@ from ingero.remediation.config import RemediatorConfig
 from ingero.remediation.journal import Journal
 from ingero.remediation.links import PAGE, LinkSigner, Token, parse_token
 from ingero.remediation.records import ActionRecord, ActionState, Moment
+from ingero.remediation.urls import find_origin
 from ingero.serving.threaded import HttpRequest, HttpResponse
 from ingero.units import NS_PER_S
 
@@ -134,9 +135,8 @@ def _read_answer(body: bytes) -> ActionState | None:
 
 def _is_own_form(headers: Mapping[str, str], here: str) -> bool:
     """Whether a browser says that a form of this page was sent, or nothing; programs say nothing."""
-    parts = urlsplit(here)
     origin, site = headers.get("Origin"), headers.get("Sec-Fetch-Site")
-    return origin in {None, f"{parts.scheme}://{parts.netloc}"} and site in {None, "same-origin"}
+    return origin in {None, find_origin(here)} and site in {None, "same-origin"}
 
 
 def _refuse(status: HTTPStatus, title: str, text: str) -> HttpResponse:

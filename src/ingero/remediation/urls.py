@@ -2,18 +2,35 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from ipaddress import ip_address
+from typing import Annotated, Final
 from urllib.parse import urlsplit
 
 from pydantic import AfterValidator
 
 from ingero.config.types import Endpoint
 
+_PORTS: Final = {"http": 80, "https": 443}
+"""What browsers leave out of an origin. Source: RFC 6454, 6.1, and RFC 3986, 6.2.3."""
+
+
+def find_origin(url: str) -> str:
+    """Scheme, host and port as a browser writes them in ``Origin``; raises ValueError for what is no host or port."""
+    parts = urlsplit(url)
+    host, port = parts.hostname or "", parts.port
+    if ":" in host:
+        shown = f"[{ip_address(host).compressed}]"
+    else:
+        shown = host if host.isascii() else host.encode("idna").decode()
+    is_usual = port is None or port == _PORTS.get(parts.scheme)
+    return f"{parts.scheme}://{shown}" + ("" if is_usual else f":{port}")
+
 
 def _check_url(url: str) -> str:
     parts = urlsplit(url)
     if parts.scheme not in {"http", "https"} or not parts.hostname:
         raise ValueError("should be http://HOST:PORT or https://HOST:PORT")
+    find_origin(url)
     if parts.query or parts.fragment:
         raise ValueError("should have no query")
     return url.rstrip("/")
