@@ -35,8 +35,8 @@ class KubernetesConfig(KubernetesAccessConfig):
     )
     cordon: bool = Field(
         default=False,
-        description="Also make the node unschedulable. Undoing takes that back whoever else wanted it meanwhile, as"
-        " a cordon has no owner.",
+        description="Also make the node unschedulable. Undoing takes that back unless somebody has uncordoned and"
+        " cordoned the node since; who cordons a node that is cordoned leaves no trace.",
     )
     condition: str = Field(
         "IngeroCulprit",

@@ -47,6 +47,18 @@ def merge_conditions(status, patch):
     return status | {"conditions": list(by_type.values())}
 
 
+def note_cordon(before, after, manager):
+    """Who changes a field owns it. Source: "Server-Side Apply", field management."""
+    was, now = (one.get("spec", {}).get("unschedulable") for one in (before, after))
+    if was == now:
+        return
+    owner = {
+        "manager": manager, "operation": "Update", "apiVersion": "v1", "fieldsType": "FieldsV1",
+        "fieldsV1": {"f:spec": {"f:unschedulable": {}}},
+    }  # fmt: skip
+    after["metadata"]["managedFields"] = [] if now is None else [owner]
+
+
 def refuse(code, reason, message):
     raise RefusalError(code, reason, message)
 
@@ -134,6 +146,7 @@ class SmallServer:
             changed["status"] = merge_conditions(changed.get("status", {}), patch["status"])
         else:
             merge(changed, {key: value for key, value in patch.items() if key != "status"})
+            note_cordon(node, changed, query.get("fieldManager", "kubectl"))
         for taint in changed.get("spec", {}).get("taints") or ():
             if taint["effect"] not in EFFECTS:
                 raise RefusalError(422, "Invalid", f"spec.taints[0].effect: Unsupported {taint}")

@@ -239,6 +239,21 @@ class TestAction:
         assert (view.mark, view.in_service) == ("", False)
         assert "SchedulingDisabled" in view.state
 
+    @pytest.mark.parametrize("taint", ["NoSchedule", ""])
+    def test_a_cordon_that_a_person_set_anew_is_that_persons(self, api, taint):
+        actuator = api.actuator(taint=taint, condition="", cordon=True)
+        actuator.apply(RECORD)
+        assert actuator.read_nodes()["n1"].mark == RECORD.action_id
+        api.admin.patch("n1", spec={"unschedulable": None})
+        api.admin.patch("n1", spec={"unschedulable": True})
+        assert bool(actuator.read_nodes()["n1"].mark) == bool(taint)
+        actuator.reverse(RECORD)
+        view = actuator.read_nodes()["n1"]
+        assert (view.mark, view.in_service, view.state) == ("", False, "SchedulingDisabled")
+        node = api.node("n1")
+        assert node["spec"]["unschedulable"] is True
+        assert not node["spec"].get("taints")
+
     def test_annotations_that_somebody_else_wrote_do_no_harm(self, api):
         notes = {REASON: f"ingero {RECORD.action_id} x", EFFECTS: "not JSON"}
         api.admin.patch("n1", metadata={"annotations": notes})
@@ -384,3 +399,12 @@ class TestRemediator:
         api.admin.patch("n2", spec={"unschedulable": None})
         site.poll(6, [])
         assert site.states() == ["left"]
+
+    def test_a_cordon_that_a_person_sets_anew_ends_the_action(self, api, tmp_path):
+        site = self.build_site(api, tmp_path, taint="", condition="", cordon=True)
+        site.poll(6, ["n2"])
+        api.admin.patch("n2", spec={"unschedulable": False})
+        api.admin.patch("n2", spec={"unschedulable": True})
+        site.poll(6, [])
+        assert site.states() == ["left"]
+        assert api.node("n2")["spec"]["unschedulable"] is True

@@ -5,8 +5,8 @@ what of the node it changed. So a poll tells whose a change is, and reversing ta
 requests names the version of the node that it was built from; the server refuses it when somebody else has changed the
 node since, and it is built again.
 
-Source: "Taints and Tolerations", "Node Status" and "Kubernetes API Concepts" (resource versions, dry run) of the
-Kubernetes documentation; seen with an API server 1.20.2.
+Source: "Taints and Tolerations", "Node Status", "Server-Side Apply" (field management) and "Kubernetes API Concepts"
+(resource versions, dry run) of the Kubernetes documentation; seen with an API server 1.20.2.
 """
 
 from __future__ import annotations
@@ -53,6 +53,8 @@ _HOST_LABEL: Final = "kubernetes.io/hostname"
 _HOST_ADDRESSES: Final = frozenset({"Hostname", "InternalDNS"})
 _LIST_AGE_NS: Final = 60 * NS_PER_S
 """How long a list of more than one part is kept: 5 000 nodes are some 80 MB."""
+_CORDON: Final = "f:unschedulable"
+"""The cordon, as the record of who changed a node's fields names it."""
 _KEEPS_PODS_AWAY: Final = frozenset({"NoSchedule", "NoExecute"})
 
 
@@ -346,9 +348,23 @@ def _find_present(node: NodeModel) -> str:
     effects = read_effects(_annotations(node).get(EFFECTS))
     if not (effects.taint or effects.cordon):
         return action_id if _has_condition(node, effects.condition, action_id) else ""
-    is_cordoned = bool(node.spec is not None and node.spec.unschedulable)
     is_tainted = any(one.key == effects.taint and one.value == action_id for one in _taints(node))
-    return action_id if is_tainted or (effects.cordon and is_cordoned) else ""
+    return action_id if is_tainted or (effects.cordon and _has_own_cordon(node)) else ""
+
+
+def _has_own_cordon(node: NodeModel) -> bool:
+    """Whether the node is unschedulable since we made it so.
+
+    The server keeps who changed a field last; one who uncordons and cordons is that from then on. A server that keeps
+    no such record says nothing, and the cordon counts as ours.
+    """
+    if node.spec is None or not node.spec.unschedulable:
+        return False
+    records = (node.metadata.managedFields if node.metadata else None) or []
+    owners = {
+        one.manager for one in records if _CORDON in ((one.fieldsV1 or {}).get("f:spec") or {})
+    }
+    return not owners or FIELD_MANAGER in owners
 
 
 def _add_to_spec(
@@ -374,6 +390,6 @@ def _take_from_spec(node: NodeModel, effects: Effects, action_id: str) -> dict[s
             for one in _taints(node)
             if (one.key, one.value) != (effects.taint, action_id)
         ]
-    if effects.cordon:
+    if effects.cordon and _has_own_cordon(node):
         spec["unschedulable"] = None
     return spec
