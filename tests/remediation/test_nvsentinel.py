@@ -20,9 +20,10 @@ from tests.remediation.test_slurm import RECORD
 
 from ingero.config.document import parse_document
 from ingero.errors import PermanentError, RetryableError
-from ingero.remediation.actuators.nvsentinel import ACTIONS, METHOD, NvsentinelActuator
+from ingero.remediation.actuators.nvsentinel import ACTIONS, METHOD, STRATEGIES, NvsentinelActuator
 from ingero.remediation.building import build_actuator
 from ingero.remediation.config import ActuatorConfig, NvsentinelConfig, build_policy
+from ingero.remediation.records import ActionState
 from ingero.testing.clock import ManualClock
 
 PROTO = """\
@@ -227,6 +228,50 @@ def test_a_remediator_sends_it_once_and_again_only_while_nobody_took_it(connecto
     site.poll(6, ["n2"])
     assert site.states() == ["done"]
     assert [one.nodeName for one in connector.events] == ["gpu-2"]
+
+
+def start_with(site, connector, strategy):
+    """A process whose policy has this strategy."""
+    config = NvsentinelConfig(socket=str(connector.socket), strategy=strategy)
+    action = ActuatorConfig(nvsentinel=config)
+    site.config = site.config.model_copy(update={"action": action})
+    site.slurm = NvsentinelActuator(config, site.clock.wall_ns)
+    site.start()
+
+
+@pytest.mark.parametrize("first", ["execute", "store-only"])
+def test_what_is_open_is_reversed_as_it_was_begun_whatever_the_policy_says_by_then(
+    connector, tmp_path, first
+):
+    site = Site(tmp_path / "journal.db", build_config())
+    start_with(site, connector, first)
+    site.poll(6, ["n2"])
+    assert site.states() == ["done"]
+    start_with(site, connector, "store-only" if first == "execute" else "execute")
+    (action,) = site.journal.actions()
+    site.journal.change(action, replace(action, state=ActionState.UNDOING, is_asked_back=True))
+    site.poll(3, [])
+    assert site.states() == ["undone"]
+    ill, well = connector.events
+    assert (ill.isHealthy, well.isHealthy) == (False, True)
+    assert ill.processingStrategy == well.processingStrategy == STRATEGIES[first]
+
+
+def test_what_may_have_been_done_under_another_strategy_is_reversed_and_not_sent_again(
+    connector, tmp_path
+):
+    site = Site(tmp_path / "journal.db", build_config())
+    start_with(site, connector, "execute")
+    connector.code = grpc.StatusCode.UNAVAILABLE
+    site.poll(4, ["n2"])
+    assert site.states() == ["begun"]
+    connector.code = None
+    start_with(site, connector, "store-only")
+    site.poll(6, ["n2"])
+    assert [(one.isHealthy, one.processingStrategy) for one in connector.events] == [
+        (True, STRATEGIES["execute"])
+    ]
+    assert site.states() == ["undone"]
 
 
 def test_the_policy_chooses_it():

@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Final
 
 from ingero.errors import PermanentError, RetryableError
-from ingero.remediation.actuators.actuator import Actuator
+from ingero.remediation.actuators.actuator import SETTINGS, Actuator
 from ingero.remediation.config import RemediatorConfig
 from ingero.remediation.findings import NodeView
 from ingero.remediation.journal import Journal
@@ -67,7 +67,17 @@ class ActionRunner:
             RetryableError: A person answered meanwhile; nothing was done.
         """
         now = self._read_now()
-        begun = replace(record, state=ActionState.BEGUN, began=now, changed=now, note="to be asked")
+        settings, evidence = dict(self._actuator.settings), record.evidence
+        if settings:
+            evidence = {**evidence, SETTINGS: settings}
+        begun = replace(
+            record,
+            state=ActionState.BEGUN,
+            began=now,
+            changed=now,
+            evidence=evidence,
+            note="to be asked",
+        )
         if is_new:
             self._journal.add(begun)
         else:
@@ -145,14 +155,16 @@ class ActionRunner:
         """Without looking: ask again for what was begun and has an unknown outcome, or reverse it.
 
         Args:
-            still_lets: Whether the policy would begin an action now.
+            still_lets: Whether the policy would begin an action now; with other settings of the actuator it would not.
         """
         if self._actuator.can_read_nodes:
             return
         for record in _list_own(self._journal, self._actuator):
             if record.state is not ActionState.BEGUN or not self._is_old(record):
                 continue
-            if still_lets(record):
+            settings = self._actuator.settings
+            is_same = record.evidence.get(SETTINGS, settings) == settings
+            if is_same and still_lets(record):
                 with suppress(RetryableError):
                     self._ask_unseen(record)
             else:

@@ -10,7 +10,7 @@ from enum import Enum
 from ingero.errors import PermanentError, RetryableError
 from ingero.model.collectives import Rank
 from ingero.model.verdicts import Judgement, Slowdown, Verdict, VerdictKind
-from ingero.remediation.actuators.actuator import find_name
+from ingero.remediation.actuators.actuator import NO_SETTINGS, find_name
 from ingero.remediation.actuators.pair_runner import PairJob, PairJobState
 from ingero.remediation.findings import ClusterReading, NodeView
 from ingero.remediation.pair_tests import PairTestRecord
@@ -109,6 +109,7 @@ class HandScheduler:
 
     kind = "slurm"
     can_read_nodes = True
+    settings = NO_SETTINGS
 
     def __init__(
         self,

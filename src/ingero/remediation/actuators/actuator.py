@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Container, Mapping
+from types import MappingProxyType
 from typing import Final, Protocol
 
 from ingero.model.collectives import Rank
 from ingero.remediation.findings import NodeView
 from ingero.remediation.records import ActionRecord
 
+SETTINGS: Final = "settings"
+"""Key of an action's evidence: with which settings of the actuator it was begun."""
+NO_SETTINGS: Final[Mapping[str, str]] = MappingProxyType({})
 _MARK: Final = re.compile(r"^ingero (a[0-9a-f]{10})\b")
 
 
@@ -69,10 +73,12 @@ class Actuator(Protocol):
     Attributes:
         kind: As the journal has it.
         can_read_nodes: Whether `read_nodes` knows anything. What cannot be read is taken as done when it said so.
+        settings: Those of the policy that an action must be reversed with, too; kept with it under `SETTINGS`.
     """
 
     kind: str
     can_read_nodes: bool
+    settings: Mapping[str, str]
 
     def read_nodes(self) -> Mapping[str, NodeView]:
         """Every node by the scheduler's name.

@@ -14,7 +14,7 @@ from typing import Any, Final
 from ingero.config.environment import build_environment
 from ingero.errors import PermanentError, RetryableError
 from ingero.model.collectives import Rank
-from ingero.remediation.actuators.actuator import write_reason
+from ingero.remediation.actuators.actuator import NO_SETTINGS, write_reason
 from ingero.remediation.config import CommandConfig
 from ingero.remediation.findings import NodeView
 from ingero.remediation.records import ActionRecord
@@ -49,6 +49,7 @@ class CommandActuator:
 
     kind = "command"
     can_read_nodes = False
+    settings = NO_SETTINGS
 
     def __init__(self, config: CommandConfig) -> None:
         self._config = config

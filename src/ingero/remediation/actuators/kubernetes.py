@@ -25,6 +25,7 @@ from lightkube.types import PatchType
 from ingero.errors import PermanentError, RetryableError
 from ingero.model.collectives import Rank
 from ingero.remediation.actuators.actuator import (
+    NO_SETTINGS,
     describe_worker,
     find_mark,
     find_name,
@@ -97,6 +98,7 @@ class KubernetesActuator:
 
     kind = "kubernetes"
     can_read_nodes = True
+    settings = NO_SETTINGS
 
     def __init__(self, config: KubernetesConfig, clock: Clock) -> None:
         self._config = config

@@ -21,6 +21,7 @@ from lightkube.generic_resource import GenericGlobalResource, create_global_reso
 from ingero.errors import PermanentError, RetryableError
 from ingero.model.collectives import Rank
 from ingero.remediation.actuators.actuator import (
+    NO_SETTINGS,
     describe_worker,
     find_mark,
     find_name,
@@ -108,6 +109,7 @@ class KubernetesDeviceActuator:
 
     kind = "kubernetes_device"
     can_read_nodes = True
+    settings = NO_SETTINGS
 
     def __init__(self, config: KubernetesDeviceConfig, clock: Clock) -> None:
         self._config = config

@@ -19,7 +19,7 @@ import grpc
 from ingero.errors import BadDataError, PermanentError, RetryableError
 from ingero.header_values import read_bearer
 from ingero.model.collectives import Rank
-from ingero.remediation.actuators.actuator import describe_worker, write_reason
+from ingero.remediation.actuators.actuator import SETTINGS, describe_worker, write_reason
 from ingero.remediation.config import NvsentinelConfig
 from ingero.remediation.findings import NodeView
 from ingero.remediation.records import ActionRecord
@@ -81,12 +81,19 @@ class NvsentinelActuator:
     Args:
         config: Which.
         read_wall_ns: The time, for the event.
+
+    Attributes:
+        settings: As a second event must have them, to be about the same fault.
     """
 
     kind = "nvsentinel"
     can_read_nodes = False
 
     def __init__(self, config: NvsentinelConfig, read_wall_ns: Callable[[], int]) -> None:
+        self.settings: Mapping[str, str] = {
+            "strategy": config.strategy,
+            "component_class": config.component_class,
+        }
         self._config = config
         self._read_wall_ns = read_wall_ns
 
@@ -114,18 +121,20 @@ class NvsentinelActuator:
     def reverse(self, record: ActionRecord) -> None:
         """Send that it is well again."""
         message = write_reason(record, "undone", MAX_MESSAGE_CHARS)
+        # As the first event was, whatever the policy says now: one to be stored alone ends nothing.
         self._send(self._build(record, message, is_healthy=True))
 
     def _build(self, record: ActionRecord, message: str, *, is_healthy: bool) -> Any:  # noqa: ANN401 - a message of the table
+        settings = {**self.settings, **record.evidence.get(SETTINGS, {})}
         event = MESSAGES["HealthEvent"](
             version=1,
             agent=AGENT,
-            componentClass=self._config.component_class,
+            componentClass=settings["component_class"],
             checkName=CHECK,
             isHealthy=is_healthy,
             message=message,
             nodeName=record.target,
-            processingStrategy=STRATEGIES[self._config.strategy],
+            processingStrategy=STRATEGIES[settings["strategy"]],
         )
         # The same in both events: by node, check and entities the connector knows which fault is over.
         event.entitiesImpacted.add(entityType="NODE", entityValue=record.target)

@@ -17,6 +17,7 @@ from ingero.config.environment import build_environment
 from ingero.errors import BadDataError, PermanentError, RetryableError, UnsupportedError
 from ingero.model.collectives import Rank
 from ingero.remediation.actuators.actuator import (
+    NO_SETTINGS,
     describe_worker,
     find_mark,
     find_name,
@@ -71,6 +72,7 @@ class SlurmActuator:
 
     kind = "slurm"
     can_read_nodes = True
+    settings = NO_SETTINGS
 
     def __init__(self, config: SlurmConfig) -> None:
         self._config = config

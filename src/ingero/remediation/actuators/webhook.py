@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 
 from ingero.errors import PermanentError
 from ingero.model.collectives import Rank
+from ingero.remediation.actuators.actuator import NO_SETTINGS
 from ingero.remediation.actuators.command import describe_action
 from ingero.remediation.findings import NodeView
 from ingero.remediation.records import ActionRecord
@@ -33,6 +34,7 @@ class WebhookActuator:
 
     kind = "webhook"
     can_read_nodes = False
+    settings = NO_SETTINGS
 
     def __init__(self, config: SignedWebhookConfig, read_wall_ns: Callable[[], int]) -> None:
         self._url = config.url
