@@ -463,6 +463,24 @@ def test_what_is_said_of_a_rank_that_stands_is_repeated_before_fleet_forgets_it(
     assert len(still_ns) < 120, "less often after a minute"
 
 
+def test_processes_that_end_beside_it_keep_nothing_back_of_a_rank_that_stands():
+    job = Job(interval_s=60)
+    job.run(6)
+    job.enter()
+    job.stand(90)
+    job.ear.take()
+    for number in range(1, 16):
+        job.pusher.note_process(PID + number, 3 + number)
+        job.enter(PID + number)
+        job.pusher.note_exit(PID + number)
+        job.stand(3)
+    _, standings = job.ear.take()
+    still_ns = [one.still_ns for one in standings if not one.is_gone]
+    assert len({one.rank.rank for one in standings if one.is_gone}) > 10
+    assert len(still_ns) >= 8
+    assert (2 * np.diff(still_ns) < FRESH_NS).all()
+
+
 def test_rank_that_stopped_outside_collectives_tells_that_nothing_is_in_flight(job):
     job.run(6)
     job.ear.take()

@@ -115,13 +115,18 @@ OnFinished = Callable[[int, Rank, Records], None]
 
 @dataclass(slots=True)
 class _Sent:
-    """When batches and progress records last went out, on the monotonic clock, and what Fleet has yet to take.
+    """When what last went out, on the monotonic clock, and what Fleet has yet to take.
 
-    ``gone`` are the last records of processes that ended, with when they were made.
+    Attributes:
+        pushed_ns: Batches.
+        stalled_ns: Progress records of ranks that stand.
+        gone_ns: Those of processes that ended.
+        gone: Of processes that ended the last records, with when they were made.
     """
 
     pushed_ns: int
-    progress_ns: int
+    stalled_ns: int
+    gone_ns: int
     gone: list[tuple[int, RankProgress]] = field(default_factory=list)
 
 
@@ -160,7 +165,8 @@ class CollectivePusher:
         self._names = RankNames(identity, self._exited)
         self._queue = queue
         self._usual: dict[tuple[int, str], UsualTimes] = {}
-        self._sent = _Sent(clock.mono_ns(), clock.mono_ns())
+        began_ns = clock.mono_ns()
+        self._sent = _Sent(began_ns, began_ns, began_ns)
         self.on_finished: OnFinished = lambda _pid, _rank, _ops: None
 
     @property
@@ -269,7 +275,8 @@ class CollectivePusher:
             gone = self._forget_ended(ended, now_ns)
             stalled = self._find_stalled(now_ns)
             living = {run.rank.worker for run in runs} | {one.rank.worker for one in stalled}
-            progress = self._find_gone(gone, living, now_ns) + stalled
+            last = self._find_gone(gone, living, now_ns)
+        progress = last + stalled
         self._queue.put(runs)
         self._queue.drain()
         since_ns = now_ns - self._sent.pushed_ns
@@ -280,10 +287,12 @@ class CollectivePusher:
             self.counts.n_early += is_early
             self._sent.pushed_ns = now_ns
             self._queue.push()
-        if progress:
-            self._sent.progress_ns = now_ns
-            if self._queue.send(_export_progress(progress, self._clock)).is_settled:
-                self._sent.gone.clear()
+        if stalled:
+            self._sent.stalled_ns = now_ns
+        if last:
+            self._sent.gone_ns = now_ns
+        if progress and self._queue.send(_export_progress(progress, self._clock)).is_settled:
+            self._sent.gone.clear()
 
     def finish(self) -> None:
         """Send what is left, once."""
@@ -350,7 +359,7 @@ class CollectivePusher:
             if now_ns - made_ns <= ENDED_NS and one.rank.worker not in living
         ]
         self._sent.gone = [*kept, *((now_ns, one) for one in new)][-MAX_GONE:]
-        is_due = bool(new) or now_ns - self._sent.progress_ns >= PROGRESS_GAP_NS
+        is_due = bool(new) or now_ns - self._sent.gone_ns >= PROGRESS_GAP_NS
         return [one for _, one in self._sent.gone] if is_due else []
 
     def _find_stalled(self, now_ns: int) -> list[RankProgress]:
@@ -363,7 +372,7 @@ class CollectivePusher:
             if longest_ns < FREQUENT_NS
             else min(self._pace.interval_ns, MAX_PROGRESS_GAP_NS)
         )
-        return stalled if now_ns - self._sent.progress_ns >= gap_ns else []
+        return stalled if now_ns - self._sent.stalled_ns >= gap_ns else []
 
     def _build_progress(
         self, pid: int, now_ns: int, *, is_gone: bool = False
