@@ -1,6 +1,7 @@
 """What waiting cost as metrics, prices that change, and what the log says of verdicts, hangs and caps."""
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 from tests.fleet.processors.collectives.test_collectives_processor import (
@@ -72,6 +73,31 @@ def test_sums_agree_with_the_records_and_are_cumulative():
     (point,) = [p for p in judged.points(name) if p.attributes["attributed"] == "charged"]
     assert point.is_monotonic
     assert point.attributes["cluster_id"] == "c"
+
+
+def test_a_finding_costs_what_it_cost_and_not_what_its_rank_number_ever_has():
+    judged = Judged(rates=PRICED)
+    with_hardware(judged)
+    judged.push(job(slow=3))
+    judge_after(judged)
+    next_bill(judged)
+    later = job(slow=3, n_ops=400, comm="00000000000000bb")
+    judged.push([replace(run, rank=replace(run.rank, job="next")) for run in later])
+    judge_after(judged)
+    next_bill(judged)
+    found = judged.page("findings", cluster_id="c")["findings"]
+    assert len(found) == len({one["lost_gpu_s"] for one in found}) == 2
+    for one in found:
+        assert one["amount"] == pytest.approx(one["lost_gpu_s"] / 3600 * 12.0, rel=1e-6)
+    assert {one["currency"] for one in found} == {"USD"}
+
+
+def test_a_finding_without_a_price_has_no_amount():
+    judged = Judged()
+    judged.push(job(slow=3))
+    judge_after(judged)
+    (found,) = judged.page("findings", cluster_id="c")["findings"]
+    assert (found["amount"], found["currency"]) == (None, None)
 
 
 def test_what_is_taken_back_is_counted_apart_and_nothing_falls():

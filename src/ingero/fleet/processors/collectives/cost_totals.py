@@ -58,21 +58,6 @@ class CostTotals:
                 amount = delta.gpu_ns * rate / _NS_PER_HOUR
                 self._add(COST, COST_BACK, (parties, rates.currency), amount)
 
-    def read_amount(self, node_id: str, rank: int) -> tuple[float, str] | None:
-        """What is charged to a rank in money so far, less what was taken back, and its currency.
-
-        None where it has no price, or prices of two currencies. Any thread.
-        """
-        amounts: dict[str, float] = {}
-        for name, sign in ((COST, 1), (COST_BACK, -1)):
-            for (parties, currency), value in list(self._sums[name].items()):
-                if (parties.node_id, parties.rank) == (node_id, rank):
-                    amounts[currency] = amounts.get(currency, 0.0) + sign * value
-        if len(amounts) != 1:
-            return None
-        ((currency, amount),) = amounts.items()
-        return amount, currency
-
     def build(self, wall_ns: int) -> Export:
         """Every sum."""
         points = {name: self._build_points(sums, wall_ns) for name, sums in self._sums.items()}

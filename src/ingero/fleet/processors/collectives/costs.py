@@ -16,6 +16,7 @@ from ingero.fleet.component import Hardware
 from ingero.fleet.processors.collectives.conclusions import Conclusion
 from ingero.fleet.processors.collectives.rates import Rates
 from ingero.fleet.processors.collectives.verdicts import FindHardware
+from ingero.model.collectives import Worker
 from ingero.model.verdicts import Judgement
 from ingero.otlp.codec import Export
 from ingero.units import NS_PER_S
@@ -126,6 +127,27 @@ def _gather(
         for hardware, gpu_ns in rest.items():
             charges.append(CostDelta(CostParties(node_id, rank, "", hardware), gpu_ns))
     return charges
+
+
+def price_culprits(
+    judgement: Judgement, rates: Rates, find_hardware: FindHardware
+) -> dict[Worker, float]:
+    """What each worker's victims lost by it since onset in money, as `Verdict.lost_gpu_ns` has it in time.
+
+    Only those of victims with a known price; a worker of whose victims none has one is missing.
+    """
+    amounts: dict[Worker, float] = {}
+    for verdict in judgement.verdicts:
+        if not verdict.charged_to:
+            continue
+        waiting = verdict.rank
+        rate = rates.find_rate(*find_hardware(judgement.cluster_id, waiting.node_id))
+        if rate is None:
+            continue
+        for culprit, wait_ns in verdict.charged_to.items():
+            amount = wait_ns * waiting.n_gpus * rate / _NS_PER_HOUR
+            amounts[culprit.worker] = amounts.get(culprit.worker, 0.0) + amount
+    return amounts
 
 
 def build_costs(

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, Final
 
-from ingero.fleet.component import AdminRoute
+from ingero.fleet.component import AdminRoute, Host
 from ingero.fleet.helpers.admin_pages import ADMIN_ROOT, get_cluster_id, parse_slice
 from ingero.fleet.processors.collectives.conclusions import QUIET, Conclusion
+from ingero.fleet.processors.collectives.costs import price_culprits
 from ingero.fleet.processors.collectives.levels import name_row
+from ingero.fleet.processors.collectives.rates import Rates
+from ingero.fleet.processors.collectives.reports import find_hardware
 from ingero.fleet.processors.collectives.state import CollectivesState
 from ingero.model.collectives import Worker
 from ingero.model.diagnosis import Diagnosis, describe_diagnosis
 from ingero.model.hang import HangReport
 from ingero.model.verdicts import Judgement, Verdict, VerdictKind, judgement_json
-from ingero.telemetry.clock import Clock
 from ingero.units import NS_PER_S
 from ingero.wire.diagnosis import diagnosis_json
 
@@ -25,12 +28,13 @@ _NO_FINDING: Final = QUIET | {VerdictKind.VICTIM}
 class CollectivesPages:
     """Verdicts, lags and hangs as JSON."""
 
-    def __init__(self, state: CollectivesState, clock: Clock) -> None:
+    def __init__(self, state: CollectivesState, host: Host) -> None:
         self._engine = state.engine
         self._progress = state.progress
         self._diagnoses = state.diagnoses
-        self._costs = state.costs
-        self._clock = clock
+        self._rates = Rates(state.engine.config.rates)
+        self._find_hardware = partial(find_hardware, host)
+        self._clock = host.clock
 
     def admin_routes(self) -> Sequence[AdminRoute]:
         """Verdicts of a cluster, lags of a communicator."""
@@ -82,6 +86,7 @@ class CollectivesPages:
         found = [v for v in conclusion.judgement.verdicts if v.kind not in _NO_FINDING]
         found.sort(key=lambda verdict: (-verdict.lost_gpu_ns, -verdict.evidence))
         known = self._diagnoses.find_of(found)
+        amounts = price_culprits(conclusion.judgement, self._rates, self._find_hardware)
         n_waited = Counter(
             culprit.worker for v in conclusion.judgement.verdicts for culprit in v.charged_to
         )
@@ -89,29 +94,15 @@ class CollectivesPages:
             "total": len(found),
             "age_s": round((self._clock.mono_ns() - conclusion.judged_ns) / NS_PER_S, 3),
             "findings": [
-                self._build_finding(verdict, known.get(verdict.rank.worker))
+                _build_finding(verdict, known.get(verdict.rank.worker))
+                | self._build_price(amounts.get(verdict.rank.worker))
                 | {"n_victims": n_waited[verdict.rank.worker]}
                 for verdict in found[parse_slice(query)]
             ],
         }
 
-    def _build_finding(self, verdict: Verdict, diagnosis: Diagnosis | None) -> dict[str, Any]:
-        rank, slowdown = verdict.rank, verdict.slowdown
-        costs = self._costs.get(rank.cluster_id)
-        priced = None if costs is None else costs[1].read_amount(rank.node_id, rank.rank)
-        return {
-            "row": name_row(verdict),
-            "node_id": rank.node_id,
-            "rank": rank.rank if rank.rank >= 0 else None,
-            "verdict": verdict.kind.value,
-            "reason": verdict.reason,
-            "slowdown": None if slowdown is None else slowdown.median,
-            "evidence": verdict.evidence,
-            "lost_gpu_s": verdict.lost_gpu_ns / NS_PER_S,
-            "amount": None if priced is None else priced[0],
-            "currency": None if priced is None else priced[1],
-            "cause": None if diagnosis is None else describe_diagnosis(diagnosis),
-        }
+    def _build_price(self, amount: float | None) -> dict[str, Any]:
+        return {"amount": amount, "currency": None if amount is None else self._rates.currency}
 
     def _build_judgement(self, conclusion: Conclusion, *, is_history: bool) -> dict[str, Any]:
         """A judgement, each verdict with its diagnosis where there is one."""
@@ -151,6 +142,21 @@ class CollectivesPages:
                 for lag in lags
             ],
         }
+
+
+def _build_finding(verdict: Verdict, diagnosis: Diagnosis | None) -> dict[str, Any]:
+    rank, slowdown = verdict.rank, verdict.slowdown
+    return {
+        "row": name_row(verdict),
+        "node_id": rank.node_id,
+        "rank": rank.rank if rank.rank >= 0 else None,
+        "verdict": verdict.kind.value,
+        "reason": verdict.reason,
+        "slowdown": None if slowdown is None else slowdown.median,
+        "evidence": verdict.evidence,
+        "lost_gpu_s": verdict.lost_gpu_ns / NS_PER_S,
+        "cause": None if diagnosis is None else describe_diagnosis(diagnosis),
+    }
 
 
 def hang_json(

@@ -68,7 +68,7 @@ class CollectivesProcessor:
             state.engine.config = self._config
             self._evaluation = Evaluation(state, host)
             self._thread = EvaluationThread(self._evaluation.run, host)
-            host.offer(AdminRoutes, CollectivesPages(state, host.clock))
+            host.offer(AdminRoutes, CollectivesPages(state, host))
             host.offer(RankLevels, SlowdownLevels(state.engine))
             host.offer(QuestionSource, state.diagnoses)
             host.offer(Learner, state)

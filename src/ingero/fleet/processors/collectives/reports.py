@@ -135,8 +135,13 @@ class PipelineReports:
                 downstream.send(Signal.METRICS, totals.build(wall_ns))
 
     def _find_hardware(self, cluster_id: str, node_id: str) -> Hardware:
-        for source in self._host.find(HardwareSource):
-            found = source.find_hardware(cluster_id, node_id)
-            if found is not None:
-                return found
-        return Hardware("", "")
+        return find_hardware(self._host, cluster_id, node_id)
+
+
+def find_hardware(host: Host, cluster_id: str, node_id: str) -> Hardware:
+    """What a node computes with, as its health pushes say; empty where that is not known."""
+    for source in host.find(HardwareSource):
+        found = source.find_hardware(cluster_id, node_id)
+        if found is not None:
+            return found
+    return Hardware("", "")
