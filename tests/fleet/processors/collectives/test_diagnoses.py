@@ -171,6 +171,24 @@ def test_the_answer_stands_beside_the_verdict_in_the_log_and_in_the_series(caplo
     assert point.attributes["rank"] == "3"
 
 
+def test_what_was_answered_stands_beside_no_later_verdict_that_it_does_not_explain():
+    judged = accused()
+    answer(judged, question(judged))
+    assert shown(judged) is not None
+    healthy = job(n_ops=3000, seed=2)
+    for run in healthy:
+        run.ops["seq"] += 200
+        run.ops["entry_ns"] += 100 * NS_PER_S
+    judged.push(healthy)
+    judge_after(judged)
+    (page,) = judged.page("verdicts", cluster_id="c")["clusters"]
+    assert {one["verdict"] for one in page["verdicts"]} == {"ordinary"}
+    assert shown(judged) is None
+    (page,) = judged.page("verdicts", cluster_id="c", history="true")["clusters"]
+    (culprit,) = [one for one in page["verdicts"] if one["verdict"] == "culprit"]
+    assert culprit["diagnosis"] is not None, "it is still known, of the alarm that has cleared"
+
+
 def test_an_agent_that_declines_is_not_asked_again_at_once():
     judged = accused()
     assert answer(judged, question(judged), causes=(), declined="busy") == 0

@@ -370,10 +370,15 @@ class DiagnosisTracker:
             }
 
     def find_of(self, verdicts: Iterable[Verdict]) -> dict[Worker, Diagnosis]:
-        """What is known of workers, each about what its verdict is now."""
+        """What is known of workers, each about what its verdict is now; nothing of one that says nothing to explain.
+
+        An episode is kept for `REOPEN_NS` after its worker was named last. What was answered in it is old by then.
+        """
         found = {}
         with self._lock:
             for verdict in verdicts:
+                if not (verdict.is_alarm or verdict.kind in IMBALANCES):
+                    continue
                 cluster = self._clusters.get(verdict.rank.cluster_id, _ClusterEpisodes())
                 episode = cluster.by_key.get(_key_of(verdict))
                 if episode is not None and episode.diagnosis is not None:
