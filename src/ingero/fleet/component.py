@@ -234,8 +234,17 @@ class HardwareSource(Protocol):
 class Learner(Protocol):
     """Capability of a component that judges clusters: it can take over one that another Fleet judged. On the loop."""
 
-    def begin_replay(self, cluster_id: str) -> None:
-        """Forget the cluster, and report nothing of it: its pushes come once more."""
+    def begin_replay(self, cluster_id: str, reported: Mapping[str, str]) -> None:
+        """Forget the cluster, and report nothing of it: its pushes come once more.
+
+        Args:
+            cluster_id: The cluster.
+            reported: What was reported of it so far, as for `end_replay`, which may know of more.
+        """
+        ...
+
+    def note_stored(self, cluster_id: str, stored_wall_ns: int, now_ns: int) -> None:
+        """The cluster's next push, which arrived at ``now_ns``, was stored then: alike for all who read it."""
         ...
 
     def is_behind(self, cluster_id: str) -> bool:

@@ -130,7 +130,7 @@ class StreamCluster:
             task.cancel()
         if self.cluster_id is not None:
             for learner in self._context.learners:
-                learner.begin_replay(self.cluster_id)
+                learner.begin_replay(self.cluster_id, {})
 
     def _start(self, work: Coroutine[object, object, None]) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(self._guard(work))
@@ -149,7 +149,9 @@ class StreamCluster:
         bucket = connection.documents
         subject = f"$KV.{bucket}.{LEDGER_KEY}{self.token}"
         async for message in connection.follow(f"KV_{bucket}", subject, 1):
-            self._reader.allow(decode_ledger(message.data).passed_seq)
+            ledger = decode_ledger(message.data)
+            self._said = self._said or ledger.restore()
+            self._reader.allow(ledger.passed_seq)
 
     async def _take_over(self) -> None:
         """Open the ledger, and judge as soon as all is applied that the stream has now."""
@@ -219,10 +221,12 @@ class StreamCluster:
                 context.name, context.connection, context.endpoints, logged.cluster_id
             )
             for learner in context.learners:
-                learner.begin_replay(logged.cluster_id)
+                learner.begin_replay(logged.cluster_id, self._said)
         await reader.catch_up(logged.cluster_id)
         is_replay = not reader.is_judging or message.seq <= self.ledger.passed_seq
         at_ns = reader.date(message)
+        for learner in context.learners:
+            learner.note_stored(logged.cluster_id, message.stored_wall_ns, at_ns)
         answer, node_id, cohort = await reader.take(endpoint, logged, at_ns, is_replay=is_replay)
         if reader.is_judging:
             self.ledger.note_passed(message.seq)

@@ -13,9 +13,9 @@ from ingero.errors import BadDataError, ConfigError
 from ingero.fleet.component import AdminRoutes, ComponentId, PushContext
 from ingero.fleet.consumer import Batch
 from ingero.fleet.processors.collectives.config import NcclConfig
-from ingero.fleet.processors.collectives.engine import build_settings, find_alpha
 from ingero.fleet.processors.collectives.lags import LagTracker, lags_of
 from ingero.fleet.processors.collectives.processor import FACTORY
+from ingero.fleet.processors.collectives.settings import build_settings, find_alpha
 from ingero.model.collectives import COLLECTIVE_OP, ClockKind, CollectiveOp, CollectiveRun, Rank
 from ingero.otlp.codec import (
     build_gauge,

@@ -151,7 +151,7 @@ def take_over(judged):
     roots = [replace(root, job="j") for root in report.roots]
     other = Judged()
     (learner,) = other.host.find(Learner)
-    learner.begin_replay("c")
+    learner.begin_replay("c", {})
     learner.end_replay("c", describe_hangs(roots, ()))
     return other
 
@@ -184,5 +184,5 @@ def test_a_fleet_that_another_one_took_over_from_tells_no_end():
     judged = hung()
     told(judged)
     (learner,) = judged.host.find(Learner)
-    learner.begin_replay("c")
+    learner.begin_replay("c", {})
     assert told(judged) == []

@@ -1,16 +1,26 @@
 """What a Fleet that takes a cluster over says: what changed against what the one before it said, and no more."""
 
 from dataclasses import replace
+from functools import cache
 
 import pytest
 from tests.e2e.test_collectives import job
+from tests.fleet.processors.collectives.test_collectives_processor import Judged
+from tests.fleet.processors.collectives.test_collectives_processor import job as job_of_parts
+from tests.fleet.processors.collectives.test_costs import seconds
 
+from ingero.fleet.component import Learner, PushContext, ReportLedger
+from ingero.fleet.consumer import Batch
 from ingero.fleet.processors.collectives.config import NcclConfig
-from ingero.fleet.processors.collectives.engine import DetectionEngine, find_alpha
+from ingero.fleet.processors.collectives.engine import DetectionEngine
+from ingero.fleet.processors.collectives.settings import find_alpha
 from ingero.fleet.processors.collectives.telemetry import LATE_OPS, OPS
 from ingero.model.verdicts import VerdictKind
+from ingero.otlp.codec import decode_protobuf, encode_protobuf
+from ingero.otlp.names import Signal
 from ingero.telemetry.metrics import MeterRegistry
 from ingero.units import NS_PER_S
+from ingero.wire.collectives import build_collectives
 
 
 @pytest.mark.parametrize("said", [(), (5,), (3, 5)])
@@ -134,3 +144,125 @@ def test_a_cluster_that_was_forgotten_and_comes_back_is_judged_by_another_judge(
         engine.judge(now_ns + 5 * config.idle_timeout // 2)
         assert engine.conclusions() == {}
     assert generations[0] != generations[1]
+
+
+N_PARTS = 24
+
+
+class Said:
+    """A ledger whose reports leave at once, until its Fleet is killed."""
+
+    def __init__(self):
+        self.states, self.is_open = {}, True
+
+    def report(self, cluster_id, reported, send):
+        if self.is_open and send():
+            self.states |= reported
+
+
+class StreamFleet(Judged):
+    """A Fleet that reads pushes from a log, under a ledger."""
+
+    def __init__(self, said):
+        super().__init__(cost_interval="10s")
+        self.host.offer(ReportLedger, said)
+        self.pipe._state.downstream.begin(self.host)
+        for signal, out in self.out.items():
+            self.pipe._state.downstream.join(signal, out)
+        (self.learner,) = self.host.find(Learner)
+        self.charged_s = 0.0
+
+    def apply(self, stored_ns, runs, *, is_replay=False):
+        """A push of the log."""
+        self.learner.note_stored("c", stored_ns, self.host.clock.mono_ns())
+        export = decode_protobuf(
+            encode_protobuf(build_collectives(runs, self.host.clock.wall_ns())), Signal.LOGS
+        )
+        push = PushContext(cluster_hint="c", is_replay=is_replay)
+        self.pipe.consume(Batch(Signal.LOGS, export, stored_ns, push))
+
+    def judge(self):
+        self.round()
+        self.charged_s += seconds(self.records("ingero.cost"), "charged")
+        self.charged_s += seconds(self.records("ingero.cost"), "unattributed")
+
+    def until(self, stored_ns):
+        self.host.clock.advance(stored_ns - self.host.clock.mono_ns())
+
+
+def log_of(n_parts, every_s=2):
+    """A job's pushes, each with when it was stored."""
+    for part in range(n_parts):
+        runs = job_of_parts(slow=3, n_ops=60, seed=part)
+        for run in runs:
+            run.ops["seq"] += 60 * part
+            run.ops["entry_ns"] += part * every_s * NS_PER_S
+        yield (1000 + every_s * part) * NS_PER_S, runs
+
+
+@cache
+def find_whole_s():
+    """What one Fleet charges that judges the log to its end and until nothing more comes."""
+    fleet, log = StreamFleet(Said()), log_of(N_PARTS)
+    begin(fleet, {})
+    fleet.learner.end_replay("c", {})
+    for stored_ns, runs in log:
+        fleet.until(stored_ns)
+        fleet.apply(stored_ns, runs)
+        fleet.judge()
+    for _ in range(8):
+        fleet.host.clock.advance(5 * NS_PER_S)
+        fleet.judge()
+    return fleet.charged_s
+
+
+def begin(fleet, reported):
+    fleet.until(1000 * NS_PER_S)
+    fleet.learner.begin_replay("c", reported)
+
+
+@pytest.mark.parametrize("is_standby", [False, True])
+@pytest.mark.parametrize("n_before", [9, 16])
+def test_costs_around_a_take_over_are_charged_once(n_before, is_standby):
+    log = list(log_of(N_PARTS))
+    said, heir = Said(), None
+    judge = StreamFleet(said)
+    begin(judge, {})
+    judge.learner.end_replay("c", {})
+    heir = StreamFleet(said)
+    if is_standby:
+        begin(heir, {})
+    for stored_ns, runs in log[:n_before]:
+        judge.until(stored_ns)
+        judge.apply(stored_ns, runs)
+        judge.judge()
+        if is_standby:
+            heir.until(stored_ns)
+            heir.apply(stored_ns, runs, is_replay=True)
+            heir.judge()
+    # Killed: nothing of what came since its last report leaves it.
+    assert said.states["cost"]
+    if not is_standby:
+        begin(heir, said.states)
+        for at, (stored_ns, runs) in enumerate(log[:n_before]):
+            heir.until(stored_ns)  # a push is applied at the moment at which it was received
+            heir.apply(stored_ns, runs, is_replay=True)
+            if at % 7 == 0:  # rounds go on meanwhile, at a time that is later
+                heir.pipe._state.engine.judge((1200 + at) * NS_PER_S)
+    heir.judge()
+    assert heir.charged_s == 0
+    for stored_ns, runs in log[n_before : n_before + 3]:  # nobody judges meanwhile
+        heir.until(stored_ns)
+        heir.apply(stored_ns, runs)
+    heir.learner.end_replay("c", dict(said.states))
+    for stored_ns, runs in log[n_before + 3 :]:
+        heir.until(stored_ns)
+        heir.apply(stored_ns, runs)
+        heir.judge()
+    for _ in range(8):
+        heir.host.clock.advance(5 * NS_PER_S)
+        heir.judge()
+    whole_s = find_whole_s()
+    assert judge.charged_s > 1
+    assert whole_s > judge.charged_s
+    assert judge.charged_s + heir.charged_s == pytest.approx(whole_s, rel=1e-3)

@@ -300,7 +300,7 @@ def test_a_followed_cluster_is_learned_by_the_time_of_its_pushes_and_shown_when_
     bench = Bench(max_clusters=1)
     registry, now_ns = bench.registry, 1000 * NS_PER_S
     bench.host.clock.advance(now_ns - bench.host.clock.mono_ns())
-    registry.begin_replay("c")
+    registry.begin_replay("c", {})
 
     def replay(node, age_s):
         arrival = Arrival(now_ns - age_s * NS_PER_S, 0)
@@ -322,5 +322,5 @@ def test_a_followed_cluster_is_learned_by_the_time_of_its_pushes_and_shown_when_
     registry.end_replay("c", {})
     assert set(registry.clusters["c"].scores.nodes) == {"n0", "n1"}, "n2 is silent for long"
     assert registry.n_nodes == 3
-    registry.begin_replay("c")
+    registry.begin_replay("c", {})
     assert registry.n_nodes == 1

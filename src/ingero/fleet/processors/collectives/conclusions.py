@@ -6,6 +6,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
+from ingero.fleet.processors.collectives.cuts import CostCut
 from ingero.fleet.processors.collectives.lags import PeerLag
 from ingero.model.collectives import Worker
 from ingero.model.verdicts import Judgement, Verdict, VerdictKind
@@ -45,6 +46,8 @@ class Conclusion:
         judged_ns: Monotonic time of the round.
         alpha: Budget per operation that the Judge works with.
         generation: Which Judge this is of; its sums are since that one began.
+        is_dated: Whether the cluster's pushes come from a log, of which costs are reported by its cuts.
+        cut: The newest cut; None before the first.
     """
 
     judgement: Judgement
@@ -54,6 +57,12 @@ class Conclusion:
     judged_ns: int
     alpha: float
     generation: int = 1
+    is_dated: bool = False
+    cut: CostCut | None = None
+
+    def at(self, cut: CostCut) -> Conclusion:
+        """What this would be, as far as costs go, had it been concluded at a cut."""
+        return replace(self, history=cut.history, generation=cut.generation)
 
 
 def join_jobs(cluster_id: str, jobs: Sequence[Judgement]) -> Judgement:

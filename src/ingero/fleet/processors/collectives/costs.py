@@ -59,9 +59,14 @@ class CostDelta:
 
 
 class CostDeltas:
-    """What was reported of one cluster's costs. One thread."""
+    """What was reported of one cluster's costs. One thread.
 
-    def __init__(self) -> None:
+    Attributes:
+        mark_ns: The last cut of the cluster's log that was reported; 0 for none.
+    """
+
+    def __init__(self, mark_ns: int = 0) -> None:
+        self.mark_ns = mark_ns
         self._reported: dict[CostParties, int] = {}
         self._generation = 0
 

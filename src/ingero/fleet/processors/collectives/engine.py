@@ -16,15 +16,13 @@ from __future__ import annotations
 import itertools
 import logging
 import threading
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Final, TypeAlias
 
-import numpy as np
-
-from ingero.detect.judge import Judge, JudgeSettings
-from ingero.detect.ranks.settings import EDetectorSettings
+from ingero.detect.judge import Judge
 from ingero.fleet.helpers.caps import CapWatch
 from ingero.fleet.processors.collectives import telemetry
 from ingero.fleet.processors.collectives.conclusions import (
@@ -35,8 +33,10 @@ from ingero.fleet.processors.collectives.conclusions import (
     leave_out,
 )
 from ingero.fleet.processors.collectives.config import NcclConfig
+from ingero.fleet.processors.collectives.cuts import CostCut, CostCuts, DueCut
 from ingero.fleet.processors.collectives.lags import LagTracker, PeerLag
 from ingero.fleet.processors.collectives.lateness import MIN_LATE_NS, Lateness
+from ingero.fleet.processors.collectives.settings import build_settings, find_alpha
 from ingero.fleet.processors.collectives.unmet import SILENT, UnmetWorkers
 from ingero.model.collectives import CollectiveRun, Worker
 from ingero.model.verdicts import Judgement, VerdictKind
@@ -50,9 +50,6 @@ _MAX_CAP_CHANGES: Final = 1024
 _FAULT_LOG_NS: Final = 60 * NS_PER_S
 """Between two lines about evidence of one cluster that cannot be judged; all are counted."""
 _log = logging.getLogger("ingero.fleet.processors.nccl")
-_NS_PER_DAY: Final = 86_400e9
-_MIN_ALPHA: Final = 1e-12
-_MAX_ALPHA: Final = 1e-2
 _SETTLE_INTERVAL_NS: Final = 5 * NS_PER_S
 MAX_HISTORY: Final = 1024
 """Workers of a cluster above which alarms that have cleared are looked for only as often as costs are reported."""
@@ -143,8 +140,8 @@ class _ClusterDetection:
         return join_jobs(self.cluster_id, judge.judgements(with_history=True))
 
 
-_Taken: TypeAlias = tuple[_ClusterDetection, list[tuple[CollectiveRun, int]]]
-"""A cluster, and what waited to be judged."""
+_Taken: TypeAlias = tuple[_ClusterDetection, list[tuple[CollectiveRun, int]], list[DueCut]]
+"""A cluster, what waited to be judged, and where in that its costs are cut."""
 
 
 class DetectionEngine:
@@ -156,6 +153,7 @@ class DetectionEngine:
         self._caps: CapWatch[tuple[str, str]] = CapWatch(CAP_QUIET_NS)
         self._cap_changes: list[CapChange] = []
         self._detections: dict[str, _ClusterDetection] = {}
+        self.cuts: defaultdict[str, CostCuts] = defaultdict(CostCuts)
         self._replaying: set[str] = set()
         self._generations = itertools.count(1)  # a cluster that was forgotten comes back as another
         refused = meter.counter(telemetry.REFUSED)
@@ -177,8 +175,8 @@ class DetectionEngine:
         }
         lost = meter.counter(telemetry.JUDGE_LOST)
         self._count_lost = {reason: lost.bound(reason=reason) for reason in _LOST_BY_JUDGE}
-        self._count_ops = meter.counter(telemetry.OPS).bound()
-        self._count_late = meter.counter(telemetry.LATE_OPS).bound()
+        counted = {"all": telemetry.OPS, "late": telemetry.LATE_OPS}
+        self._count = {name: meter.counter(spec).bound() for name, spec in counted.items()}
 
     def conclusions(self) -> dict[str, Conclusion]:
         """The newest conclusion of each cluster. Any thread."""
@@ -242,15 +240,29 @@ class DetectionEngine:
                     self.refuse[reason](1)
                     self._note_cap(reason, run.rank.cluster_id, now_ns)
         if not is_replay:
-            self._count_ops(n_ops)
-            self._count_late(n_late_ops)
+            self._count["all"](n_ops)
+            self._count["late"](n_late_ops)
         return n_refused, why
 
-    def begin_replay(self, cluster_id: str) -> None:
-        """Forget a cluster, and conclude nothing of it until `end_replay`; its evidence is gathered. Any thread."""
+    def begin_replay(self, cluster_id: str, mark_ns: int = 0) -> None:
+        """Forget a cluster, and conclude nothing of it until `end_replay`; its evidence is gathered. Any thread.
+
+        Args:
+            cluster_id: The cluster.
+            mark_ns: The last cut that was reported of its costs; 0 when that is not known.
+        """
         with self._lock:
+            self.cuts[cluster_id] = CostCuts(mark_ns)
             self._detections.pop(cluster_id, None)
             self._replaying.add(cluster_id)
+
+    def note_stored(self, cluster_id: str, stored_wall_ns: int, now_ns: int) -> None:
+        """What comes next of a cluster was stored in its log then. Any thread."""
+        with self._lock:
+            detection = self._detections.get(cluster_id)
+            n_waiting = 0 if detection is None else len(detection.waiting)
+            interval_ns = self.config.cost_interval
+            self.cuts[cluster_id].note(stored_wall_ns, interval_ns, n_waiting, now_ns)
 
     def is_replaying(self, cluster_id: str) -> bool:
         """Whether nothing is to be said of a cluster. Any thread."""
@@ -307,7 +319,8 @@ class DetectionEngine:
         detection = self._detections.get(run.rank.cluster_id)
         if detection is None:
             cluster_id = run.rank.cluster_id
-            if cluster_id not in self._replaying and self._count_judged() >= config.max_clusters:
+            n_judged = sum(one not in self._replaying for one in self._detections)
+            if cluster_id not in self._replaying and n_judged >= config.max_clusters:
                 return "cluster_cap"
             detection = self._detections[cluster_id] = _ClusterDetection(cluster_id)
         if run.comm not in detection.comm_seen_ns and not self._has_room(detection, now_ns):
@@ -323,9 +336,6 @@ class DetectionEngine:
         detection.n_waiting += n_ops
         detection.lateness.note(rank.worker, late_ns, now_ns)
         return ""
-
-    def _count_judged(self) -> int:
-        return sum(cluster_id not in self._replaying for cluster_id in self._detections)
 
     def _has_room(self, detection: _ClusterDetection, now_ns: int) -> bool:
         """Whether a new communicator fits; a cluster whose communicators are mostly silent starts over."""
@@ -352,17 +362,25 @@ class DetectionEngine:
                 if detection.late_ns and detection.conclusion is not None:
                     # Its changes were reported.
                     detection.conclusion = replace(detection.conclusion, changes=())
+                if not is_silent:
+                    self.cuts[detection.cluster_id].note_silence(
+                        self.config.cost_interval, len(detection.waiting), now_ns
+                    )
                 if detection.waiting or (detection.is_due(now_ns) and not is_silent):
-                    (replayed if is_silent else taken).append((detection, detection.waiting))
+                    due = self.cuts[detection.cluster_id].take_due(
+                        self.config.cost_interval, now_ns
+                    )
+                    (replayed if is_silent else taken).append((detection, detection.waiting, due))
                     detection.waiting, detection.n_waiting, detection.comm_ops = [], 0, {}
-        for detection, waiting in replayed:
+        for detection, waiting, due in replayed:
             with detection.starting_over(self._evict["evidence"], now_ns):
-                self._observe(detection, waiting, now_ns)
+                # As of the log's own time: what comes next arrived right after it.
+                self._observe(detection, waiting, due, waiting[-1][1])
         found = {}
-        for detection, waiting in taken:
+        for detection, waiting, due in taken:
             before = detection.conclusion
             with detection.starting_over(self._evict["evidence"], now_ns):
-                conclusion = self._judge_one(detection, waiting, now_ns)
+                conclusion = self._judge_one(detection, waiting, due, now_ns)
                 # What arrived earlier is judged once its reorder window is over: a change without a push.
                 if waiting or before is None or before.judgement != conclusion.judgement:
                     found[detection.cluster_id] = conclusion
@@ -372,9 +390,10 @@ class DetectionEngine:
         self,
         detection: _ClusterDetection,
         waiting: Sequence[tuple[CollectiveRun, int]],
+        due: Sequence[DueCut],
         now_ns: int,
     ) -> Judge:
-        """Give a cluster's Judge what waits."""
+        """Give a cluster's Judge what waits, and cut its costs where that is due."""
         judge = detection.judge
         if judge is not None and _is_crowded(judge, self.config, now_ns):
             judge = None
@@ -384,8 +403,14 @@ class DetectionEngine:
             detection.generation = next(self._generations)
             detection.alpha = find_alpha(self.config, [run for run, _ in waiting])
             judge = detection.judge = Judge(build_settings(self.config, detection.alpha))
-        for run, arrived_ns in waiting:
-            judge.observe([run], arrived_ns)
+        cuts, at = self.cuts[detection.cluster_id], 0
+        for place_ns, n_before, arrived_ns in due:
+            _give(judge, waiting[at:n_before])
+            at = n_before
+            judge.settle(arrived_ns)
+            history = join_jobs(detection.cluster_id, judge.judgements(with_history=True))
+            cuts.add(CostCut(place_ns, history, detection.generation))
+        _give(judge, waiting[at:])
         judge.settle(now_ns)
         return judge
 
@@ -393,9 +418,13 @@ class DetectionEngine:
         self,
         detection: _ClusterDetection,
         waiting: Sequence[tuple[CollectiveRun, int]],
+        due: Sequence[DueCut],
         now_ns: int,
     ) -> Conclusion:
-        judge = self._observe(detection, waiting, now_ns)
+        judge, cuts = (
+            self._observe(detection, waiting, due, now_ns),
+            self.cuts[detection.cluster_id],
+        )
         with self._lock:
             changed = detection.lags.add(run for run, _ in waiting)
             lags = tuple(lag for comm in sorted(changed) for lag in detection.lags.lags(comm))
@@ -423,8 +452,9 @@ class DetectionEngine:
         changes += ends
         detection.kinds = kinds | dict(list(unmet.items())[-self.config.max_workers :])
         detection.conclusion = Conclusion(
-            judgement, history, lags, changes, now_ns, detection.alpha, detection.generation
-        )
+            judgement, history, lags, changes, now_ns, detection.alpha, detection.generation,
+            cuts.is_dated, cuts.newest,
+        )  # fmt: skip
         return detection.conclusion
 
     def _drop_silent(self, now_ns: int) -> None:
@@ -438,39 +468,13 @@ class DetectionEngine:
                 self._evict["cluster"](1)
 
 
+def _give(judge: Judge, waiting: Sequence[tuple[CollectiveRun, int]]) -> None:
+    for run, arrived_ns in waiting:
+        judge.observe([run], arrived_ns)
+
+
 def _is_crowded(judge: Judge, config: NcclConfig, now_ns: int) -> bool:
     """Whether there is hardly room for new workers, because of workers that report no more."""
     if judge.n_workers < CROWDED * config.max_workers:
         return False
     return 2 * len(judge.find_silent(now_ns - config.idle_timeout)) > judge.n_workers
-
-
-def build_settings(config: NcclConfig, alpha: float) -> JudgeSettings:
-    """The Judge's settings."""
-    return JudgeSettings(
-        detector=EDetectorSettings(
-            alpha=alpha,
-            alarm_slowdown=config.alarm_slowdown,
-            notice_slowdown=config.notice_slowdown,
-            notice_spread=config.notice_spread,
-        ),
-        reorder_ns=config.reorder_window,
-        patience_ns=config.patience,
-        max_workers=config.max_workers,
-        max_pending_ops=config.max_pending_ops,
-    )
-
-
-def find_alpha(config: NcclConfig, runs: Sequence[CollectiveRun]) -> float:
-    """The budget per operation: as set, or from the budget in time and the rate at which these runs' ranks operate."""
-    if config.alarms_per_worker_day is None:
-        return config.alpha
-    rates = [
-        (run.ops.size - 1) / span_ns
-        for run in runs
-        if run.ops.size > 1 and (span_ns := int(np.ptp(run.ops["entry_ns"]))) > 0
-    ]
-    if not rates:
-        return config.alpha
-    ops_per_day = float(np.median(rates)) * _NS_PER_DAY
-    return min(max(config.alarms_per_worker_day / ops_per_day, _MIN_ALPHA), _MAX_ALPHA)

@@ -17,6 +17,7 @@ from ingero.model.verdicts import VerdictKind
 
 _VERDICT: Final = "verdict "
 _HANG: Final = "hang "
+_COST: Final = "cost"
 
 
 def describe_changes(changes: Iterable[VerdictChange]) -> dict[str, str | None]:
@@ -38,6 +39,18 @@ def read_reported(reported: Mapping[str, str]) -> dict[Worker, VerdictKind]:
             with suppress(ValueError):
                 found[Worker(*json.loads(about.removeprefix(_VERDICT)))] = VerdictKind(state)
     return found
+
+
+def describe_costs(place_ns: int) -> dict[str, str | None]:
+    """What a report of costs says: up to which cut of the log it goes."""
+    return {_COST: str(place_ns)}
+
+
+def read_cost_mark(reported: Mapping[str, str]) -> int:
+    """The last cut that was reported; 0 where no release that cuts has reported costs."""
+    with suppress(ValueError):
+        return int(reported.get(_COST, "0"))
+    return 0
 
 
 def _name_hang(root: HangRoot) -> str:

@@ -10,10 +10,15 @@ from ingero.fleet.component import Hardware, HardwareSource, Host
 from ingero.fleet.processors.collectives.conclusions import Conclusion
 from ingero.fleet.processors.collectives.cost_totals import CostTotals
 from ingero.fleet.processors.collectives.costs import CostDeltas, build_costs
+from ingero.fleet.processors.collectives.cuts import CostCuts
 from ingero.fleet.processors.collectives.gauges import GaugeLag
 from ingero.fleet.processors.collectives.hangs import HangChanges, build_hangs
 from ingero.fleet.processors.collectives.rates import Rates
-from ingero.fleet.processors.collectives.reported import describe_changes, describe_hangs
+from ingero.fleet.processors.collectives.reported import (
+    describe_changes,
+    describe_costs,
+    describe_hangs,
+)
 from ingero.fleet.processors.collectives.state import CollectivesState
 from ingero.fleet.processors.collectives.verdicts import (
     build_changes,
@@ -82,12 +87,15 @@ class PipelineReports:
             downstream.report(cluster_id, describe_changes(some), Signal.LOGS, records)
 
     def adopt(self, conclusions: Mapping[str, Conclusion]) -> None:
-        """Take the costs of clusters that were just taken over as reported: another Fleet judged what they are of."""
-        for cluster_id in self._state.adopted & conclusions.keys():
-            self._state.adopted.discard(cluster_id)
-            deltas = CostDeltas()
-            conclusion = conclusions[cluster_id]
-            deltas.settle(conclusion, deltas.find_deltas(conclusion, self._find_hardware)[1])
+        """Take as reported what costs of clusters that were just taken over were by the cut that was reported last."""
+        for cluster_id in self._state.adopted.keys() & conclusions.keys():
+            mark_ns = self._state.adopted.pop(cluster_id)
+            before, mark_ns = _find_before(
+                self._state.engine.cuts[cluster_id], conclusions[cluster_id], mark_ns
+            )
+            deltas = CostDeltas(mark_ns)
+            if before is not None:
+                deltas.settle(before, deltas.find_deltas(before, self._find_hardware)[1])
             totals = CostTotals(cluster_id, self._clock.wall_ns())
             self._state.costs[cluster_id] = deltas, totals
 
@@ -127,15 +135,37 @@ class PipelineReports:
             if cluster_id not in costs:
                 costs[cluster_id] = CostDeltas(), CostTotals(cluster_id, wall_ns)
             deltas, totals = costs[cluster_id]
-            grown, settled = deltas.find_deltas(conclusion, self._find_hardware)
+            cut = conclusion.cut
+            if conclusion.is_dated and (cut is None or cut.place_ns <= deltas.mark_ns):
+                continue
+            at = conclusion if cut is None else conclusion.at(cut)
+            grown, settled = deltas.find_deltas(at, self._find_hardware)
             records = build_costs(cluster_id, grown, self._rates, wall_ns)
-            if downstream.send(Signal.LOGS, records):
-                deltas.settle(conclusion, settled)
+            if cut is not None and downstream.has_ledger:
+                deltas.mark_ns = cut.place_ns
+                states = describe_costs(cut.place_ns)
+                downstream.report(cluster_id, states, Signal.LOGS, records)
+                is_sent = True
+            else:
+                is_sent = downstream.send(Signal.LOGS, records)
+            if is_sent:
+                deltas.settle(at, settled)
                 totals.add(grown, self._rates)
                 downstream.send(Signal.METRICS, totals.build(wall_ns))
 
     def _find_hardware(self, cluster_id: str, node_id: str) -> Hardware:
         return find_hardware(self._host, cluster_id, node_id)
+
+
+def _find_before(
+    cuts: CostCuts, conclusion: Conclusion, mark_ns: int
+) -> tuple[Conclusion | None, int]:
+    """What was reported of a cluster's costs when it was taken over, None for nothing, and up to which cut."""
+    cut = cuts.find(mark_ns) if mark_ns else None
+    cuts.report_from_here()
+    if mark_ns and cuts.has_all_since(mark_ns):
+        return None, mark_ns
+    return (conclusion if cut is None else conclusion.at(cut)), mark_ns or cuts.last_ns
 
 
 def find_hardware(host: Host, cluster_id: str, node_id: str) -> Hardware:

@@ -15,7 +15,11 @@ from ingero.fleet.processors.collectives.engine import DetectionEngine
 from ingero.fleet.processors.collectives.gauges import GaugeTracker
 from ingero.fleet.processors.collectives.hangs import HangTracker
 from ingero.fleet.processors.collectives.progress import ProgressTracker
-from ingero.fleet.processors.collectives.reported import read_hangs, read_reported
+from ingero.fleet.processors.collectives.reported import (
+    read_cost_mark,
+    read_hangs,
+    read_reported,
+)
 
 
 class CollectivesState:
@@ -30,7 +34,8 @@ class CollectivesState:
         costs: What was reported of each cluster's costs, and their sums; the evaluation thread's.
         downstream: Where reports go.
         host: Under which service the timers run; a reload brings another.
-        adopted: Clusters that were taken over and not evaluated since.
+        adopted: Clusters that were taken over and not evaluated since, with the last cut of their costs that was
+            reported; 0 where that is not known.
     """
 
     def __init__(self, config: NcclConfig, host: Host) -> None:
@@ -49,15 +54,19 @@ class CollectivesState:
         lost = meter.counter(telemetry.REPORTS_LOST).bound()
         self.downstream = Downstream(host.clock, lost)
         self.host: object = None
-        self.adopted: set[str] = set()
+        self.adopted: dict[str, int] = {}
         self._clock = host.clock
 
-    def begin_replay(self, cluster_id: str) -> None:
+    def begin_replay(self, cluster_id: str, reported: Mapping[str, str]) -> None:
         """See `Learner`."""
-        self.adopted.discard(cluster_id)
-        self.engine.begin_replay(cluster_id)
+        self.adopted.pop(cluster_id, None)
+        self.engine.begin_replay(cluster_id, read_cost_mark(reported))
         self.progress.forget(cluster_id)
         self.hangs.forget(cluster_id)
+
+    def note_stored(self, cluster_id: str, stored_wall_ns: int, now_ns: int) -> None:
+        """See `Learner`."""
+        self.engine.note_stored(cluster_id, stored_wall_ns, now_ns)
 
     def is_behind(self, cluster_id: str) -> bool:
         """See `Learner`."""
@@ -66,7 +75,7 @@ class CollectivesState:
     def end_replay(self, cluster_id: str, reported: Mapping[str, str]) -> None:
         """See `Learner`."""
         now_ns = self._clock.mono_ns()
-        self.adopted.add(cluster_id)
+        self.adopted[cluster_id] = read_cost_mark(reported)
         self.hangs.restore(cluster_id, read_hangs(reported), now_ns)
         self.engine.end_replay(cluster_id, read_reported(reported), now_ns)
 

@@ -137,14 +137,18 @@ class ClusterRegistry:
         cluster = self.clusters.get(cluster_id)
         return None if cluster is None else cluster.nodes.find_hardware(node_id)
 
-    def begin_replay(self, cluster_id: str) -> None:
+    def begin_replay(self, cluster_id: str, reported: Mapping[str, str]) -> None:
         """See `Learner`."""
+        del reported
         with self.lock:
             cluster = self.clusters.pop(cluster_id, None)
             self.n_nodes -= 0 if cluster is None else cluster.scores.n_nodes
             self._replayed.pop(cluster_id, None)
             self._replayed_expiry_ns.pop(cluster_id, None)
             self.notifications.hold(cluster_id)
+
+    def note_stored(self, cluster_id: str, stored_wall_ns: int, now_ns: int) -> None:
+        """See `Learner`: nothing here depends on it."""
 
     def is_behind(self, cluster_id: str) -> bool:
         """See `Learner`: never, a push is applied at once."""
