@@ -228,6 +228,22 @@ def test_charges_stored_too_large_to_be_added_up_are_not_known(site):
     assert cluster["lost_gpu_seconds"] == 60.0
 
 
+def test_an_action_counts_in_the_week_in_which_it_took_effect_and_in_no_other(site):
+    """It is written as done again where the scheduler did not show it for a while."""
+    for days, action in ((9, "a"), (3, "b"), (0, "b"), (0, "c")):
+        said = json.dumps({REMEDIATION_ACTION_ID: action, REMEDIATION_STATE: "done"})
+        site.add(LOGS, days * 1440 + 60, event_name=REMEDIATION_EVENT, attributes=said)
+        site.add(COSTS, days * 1440 + 60, attributed="charged", gpu_seconds=60.0, rank=1)
+    rows = site.ask("fleet.cluster.cost_by_week", time_window="28d")["rows"]
+    assert [(row["week"][:10], row["n_actions"]) for row in rows] == [
+        ("2026-06-01", 1),
+        ("2026-05-25", 1),
+        ("2026-05-18", 1),
+    ]
+    (row,) = site.ask("fleet.cluster.cost_by_week", time_window="2h")["rows"]
+    assert row["n_actions"] == 1
+
+
 def test_an_action_whose_record_is_out_of_bounds_is_unknown_and_the_others_are_not(site):
     add_evil(site)
     found = site.ask("fleet.cluster.savings", limit=25)

@@ -121,6 +121,9 @@ class ListAnswer(Answer, Generic[RowT], kw_only=True):
     rows: list[RowT]
 
 
+_PLACES: Final = re.compile(r"\{where\}|\{clusters\}")
+
+
 @dataclass(frozen=True, slots=True)
 class TimeSpan:
     """A resolved window.
@@ -151,8 +154,11 @@ class TimeSpan:
         return replace(self, start=start, params=(start, *self.params[1:]))
 
     def bind(self, sql: str) -> tuple[str, tuple[Any, ...]]:
-        """A statement with the condition at each ``{where}``, and the parameters that these take."""
-        return sql.replace("{where}", self.where), self.params * sql.count("{where}")
+        """A statement with the condition at each ``{where}`` or ``{clusters}``, and the parameters of these."""
+        clusters, of_clusters = self.of_clusters
+        given = {"{where}": self.params, "{clusters}": of_clusters}
+        params = tuple(one for place in _PLACES.findall(sql) for one in given[place])
+        return sql.replace("{where}", self.where).replace("{clusters}", clusters), params
 
 
 @dataclass(frozen=True, slots=True)

@@ -185,7 +185,10 @@ class WeekCost(msgspec.Struct):
         ),
     ]
     n_actions: Annotated[
-        int, msgspec.Meta(description="Actions that a remediator finished on the node in the week.")
+        int,
+        msgspec.Meta(
+            description="Actions that took effect on the node in the week, each once, at its first."
+        ),
     ]
 
 
@@ -222,13 +225,14 @@ WITH weekly AS (
            sum({LOST}) AS lost, sum({PAID}) AS paid
     FROM costs WHERE {{where}} GROUP BY ALL HAVING abs(lost) >= 0.001
 ), done AS (
-    SELECT {_WEEK} AS week, cluster_id, nullif(node_id, '') AS node_id,
-           json_extract_string(attributes, '$."{REMEDIATION_ACTION_ID}"') AS action_id,
-           json_extract_string(attributes, '$."{REMEDIATION_STATE}"') AS state
-    FROM logs WHERE {{where}} AND event_name = '{REMEDIATION_EVENT}'
+    SELECT min(ts) AS ts, cluster_id, nullif(node_id, '') AS node_id,
+           json_extract_string(attributes, '$."{REMEDIATION_ACTION_ID}"') AS action_id
+    FROM logs WHERE {{clusters}} AND event_name = '{REMEDIATION_EVENT}'
+                    AND json_extract_string(attributes, '$."{REMEDIATION_STATE}"') = 'done'
+    GROUP BY ALL
 ), acted AS (
-    SELECT week, cluster_id, node_id, count(DISTINCT action_id) AS n_actions FROM done WHERE state = 'done'
-    GROUP BY week, cluster_id, node_id
+    SELECT {_WEEK} AS week, cluster_id, node_id, count(DISTINCT action_id) AS n_actions FROM done WHERE {{where}}
+    GROUP BY ALL
 ), judged AS (
     SELECT {_WEEK} AS week, cluster_id, nullif(node_id, '') AS node_id, coalesce(rank, -1) AS rank_or_none,
            coalesce(json_extract_string(attributes, '$."{ResourceKey.SLURM_JOB_ID}"'),
