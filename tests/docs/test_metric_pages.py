@@ -53,7 +53,7 @@ def test_the_admin_pages_that_texts_name_are_served():
     texts = "".join(text for both in read_written("fleet").values() for text in both)
     named = set(re.findall(r"admin page \(`(\w+)`\)", texts))
     host = ManualHost()
-    pages = CollectivesPages(CollectivesState(NcclConfig(), host), host.clock)
+    pages = CollectivesPages(CollectivesState(NcclConfig(), host), host)
     served = {route.path.rsplit("/", 1)[1] for route in pages.admin_routes()}
     assert named
     assert named <= served

@@ -16,6 +16,31 @@ from ingero.wire.names import Attribute, DetectionMode
 
 def iter_collective_series(collective_counts: CollectiveCounts) -> Iterator[Series]:
     """Sums since the start by outcome, and what waits for Fleet."""
+    yield from _iter_outcomes(collective_counts)
+    yield from _iter_spill_series(collective_counts)
+    yield Series(
+        "ingero.agent.collectives_without_end", Kind.SUM, "1",
+        "Collectives whose end nobody waited for: Fleet compares no times of them.",
+        (((), float(collective_counts.without_end)),), "ingero_agent_collectives_without_end_total",
+    )  # fmt: skip
+    yield Series(
+        "ingero.agent.plugin_communicators_unplaced", Kind.SUM, "1",
+        "Communicators that found the table of the plug-in for NCCL full: a hang on them is not seen.",
+        (((), float(collective_counts.plugin_unplaced)),), "ingero_agent_plugin_communicators_unplaced_total",
+    )  # fmt: skip
+    yield Series(
+        "ingero.agent.push_faults", Kind.SUM, "1",
+        "Rounds of the pushing thread that a fault of the agent ended; the next one runs.",
+        (((), float(collective_counts.push_faults)),), "ingero_agent_push_faults_total",
+    )  # fmt: skip
+    yield Series(
+        "ingero.agent.collectives_waiting", Kind.GAUGE, "1",
+        "Collectives that are kept in memory until Fleet takes them.", (((), float(collective_counts.waiting)),),
+    )  # fmt: skip
+
+
+def _iter_outcomes(collective_counts: CollectiveCounts) -> Iterator[Series]:
+    """What became of collectives, of their pushes and of questions."""
     for name, description, points in (
         (
             "ingero.agent.collectives",
@@ -56,26 +81,6 @@ def iter_collective_series(collective_counts: CollectiveCounts) -> Iterator[Seri
         ),
     ):
         yield _build_outcomes(name, description, points)
-    yield from _iter_spill_series(collective_counts)
-    yield Series(
-        "ingero.agent.collectives_without_end", Kind.SUM, "1",
-        "Collectives whose end nobody waited for: Fleet compares no times of them.",
-        (((), float(collective_counts.without_end)),), "ingero_agent_collectives_without_end_total",
-    )  # fmt: skip
-    yield Series(
-        "ingero.agent.plugin_communicators_unplaced", Kind.SUM, "1",
-        "Communicators that found the table of the plug-in for NCCL full: a hang on them is not seen.",
-        (((), float(collective_counts.plugin_unplaced)),), "ingero_agent_plugin_communicators_unplaced_total",
-    )  # fmt: skip
-    yield Series(
-        "ingero.agent.push_faults", Kind.SUM, "1",
-        "Rounds of the pushing thread that a fault of the agent ended; the next one runs.",
-        (((), float(collective_counts.push_faults)),), "ingero_agent_push_faults_total",
-    )  # fmt: skip
-    yield Series(
-        "ingero.agent.collectives_waiting", Kind.GAUGE, "1",
-        "Collectives that are kept in memory until Fleet takes them.", (((), float(collective_counts.waiting)),),
-    )  # fmt: skip
 
 
 def _iter_spill_series(collective_counts: CollectiveCounts) -> Iterator[Series]:
