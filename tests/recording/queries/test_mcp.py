@@ -24,8 +24,8 @@ from ingero.model.events import Source
 from ingero.model.untrusted import clean
 from ingero.recording.queries import window
 from ingero.recording.queries.catalog import QUERIES
+from ingero.recording.queries.mcp import build_call
 from ingero.recording.queries.recording_file import RecordingFile
-from ingero.recording.queries.stdio import build_call
 from ingero.recording.scenarios.builder import RecordingBuilder
 from ingero.recording.scenarios.catalog import SCENARIOS
 from ingero.recording.store.event_loader import LoadFilter

@@ -19,7 +19,7 @@ from ingero.model.events import Source
 from ingero.recording.queries import web
 from ingero.recording.queries.api import ANSWERS
 from ingero.recording.queries.https_server import ListenSettings, check_settings, open_server
-from ingero.recording.queries.web import _PAGE, NodeAccess, NodeApp, build_mcp_manager
+from ingero.recording.queries.web import _PAGE, NodeAccess, NodeApp, build_mcp
 from ingero.recording.scenarios.builder import RecordingBuilder
 from ingero.recording.store.writer import RecordingWriter
 from ingero.serving.oauth import OAuthSettings
@@ -249,7 +249,7 @@ def test_a_post_that_a_foreign_page_could_send_is_refused(starved, path, body, s
 
 def post_in_parts(path, target, n_parts, pause_s=0.0):
     """POST to the application itself; its status, and how many parts of 64 KiB it took."""
-    app = NodeApp(path, NodeAccess("", frozenset({"localhost"})), build_mcp_manager(path))
+    app = NodeApp(path, NodeAccess("", frozenset({"localhost"})), build_mcp(path))
     taken, sent = 0, []
 
     async def receive():
@@ -312,11 +312,11 @@ CALL = {"name": "run_sql", "arguments": {"query": ENDLESS[0]}}
 def test_a_statement_ends_when_its_client_goes_away(tmp_path, target, body):
     path = tmp_path / "r.db"
     RecordingBuilder().write(path)
-    manager = build_mcp_manager(path)
-    app = NodeApp(path, NodeAccess("", frozenset({"localhost"})), manager)
+    mcp = build_mcp(path)
+    app = NodeApp(path, NodeAccess("", frozenset({"localhost"})), mcp)
 
     async def main():
-        async with manager.run():
+        async with mcp.run():
             return await leave(
                 app, "POST", target, json.dumps(body).encode(), lambda: find_statements(path)
             )

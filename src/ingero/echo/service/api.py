@@ -9,7 +9,6 @@ from dataclasses import replace
 from typing import Annotated, Any, Final
 
 import msgspec
-from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
@@ -41,6 +40,7 @@ from ingero.echo.service.streaming import (
 )
 from ingero.errors import BadDataError, IngeroError
 from ingero.serving.bearer import Principal
+from ingero.serving.mcp_http import McpOverHttp
 from ingero.telemetry.exposition import encode_metrics
 from ingero.telemetry.metrics import MeterRegistry
 from ingero.units import NS_PER_S
@@ -89,7 +89,7 @@ class Api:
     Args:
         executor: Answers queries.
         streams: Answers them row by row.
-        mcp: The MCP session manager, or None where only the API is wanted.
+        mcp: MCP, or None where only the API is wanted.
         meter: For ``/metrics``.
         config: Limits of bodies, and whom MCP answers.
         documents: Further JSON documents, by path.
@@ -99,7 +99,7 @@ class Api:
         self,
         executor: QueryExecutor,
         streams: RowStreams,
-        mcp: StreamableHTTPSessionManager | None,
+        mcp: McpOverHttp | None,
         meter: MeterRegistry,
         config: EchoConfig,
         documents: Mapping[str, bytes] | None = None,
@@ -152,7 +152,7 @@ class Api:
             await reply.build_response()(scope, receive, send)
 
     async def _answer_mcp(
-        self, mcp: StreamableHTTPSessionManager, scope: Scope, receive: Receive, send: Send
+        self, mcp: McpOverHttp, scope: Scope, receive: Receive, send: Send
     ) -> None:
         refusal = self._origins.check(dict(scope["headers"]))
         if refusal is not None:

@@ -13,18 +13,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from mcp.server.lowlevel.server import Server
-from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
-from mcp.server.transport_security import TransportSecuritySettings
-
-from ingero import __version__
 from ingero.echo.db.backup_socket import BackupServer
 from ingero.echo.db.replica import ReplicaBackend
 from ingero.echo.ingest.handler import IngestHandler
 from ingero.echo.ingest.intake import Intake
 from ingero.echo.ingest.settings import IngestCounters
-from ingero.echo.queries.catalog import QUERIES
-from ingero.echo.queries.prompts import PROMPTS
 from ingero.echo.service.access import Access, LoadTokens
 from ingero.echo.service.api import Api
 from ingero.echo.service.config import EchoConfig
@@ -44,27 +37,16 @@ from ingero.echo.service.telemetry import (
 )
 from ingero.echo.service.tenant_sql import TenantSql
 from ingero.errors import IngeroError, RetryableError
-from ingero.serving.mcp import Call, McpFacts, build_mcp_server
+from ingero.serving.mcp_http import McpManager, McpOverHttp
 from ingero.telemetry.clock import Clock, SystemClock
 from ingero.telemetry.metrics import MeterRegistry
 from ingero.units import NS_PER_S
 
 _LOG: Final = logging.getLogger("ingero.echo")
-_INSTRUCTIONS: Final = (
-    "The memory of GPU clusters: which node is slow, whom it makes wait, what that costs. Begin with "
-    "fleet.cluster.summary, or ask for the investigate prompt. Each answer says its window and coverage: no rows "
-    "without coverage means unknown. The cause of a slow node is on the node: ask its own `ingero mcp`."
-)
 _MAX_LAST_S: Final = 8.0
 """Longest life of a process that cannot write any more."""
 STATUS_DEAD: Final = os.EX_SOFTWARE
 """How such a process ends: not as one that cannot open its database, which its supervisor does not start again."""
-
-
-def build_echo_mcp(call: Call) -> Server[Any]:
-    """The MCP server with Echo's queries and prompts, answered through ``call``."""
-    facts = McpFacts("ingero-echo", __version__, _INSTRUCTIONS)
-    return build_mcp_server(facts, QUERIES, PROMPTS, call)
 
 
 class EchoService:
@@ -118,9 +100,10 @@ class EchoService:
         self.sql.sandbox.start()
         closing.callback(self.sql.sandbox.close)
         watch_service(self.meter, self.store, self.counters, self.executor.queues)
-        manager = await self._run_mcp()
+        mcp = McpOverHttp(self._load_mcp)
+        await closing.enter_async_context(mcp.run())
         documents = self.access.documents
-        api = Api(self.executor, streams, manager, self.meter, config, documents)
+        api = Api(self.executor, streams, mcp, self.meter, config, documents)
         admitted = RequestMiddleware(api, self.access, config, clock, self.meter)
         ingest = build_ingest(config)
         intake = Intake(self.store, clock, ingest.records)
@@ -199,31 +182,10 @@ class EchoService:
                 "%s holds every tenant's rows and others may open it; chmod 600 it", self.store.path
             )
 
-    async def _run_mcp(self) -> StreamableHTTPSessionManager:
-        """Hold MCP's manager open in a task of its own: its task group must be left where it was entered."""
-        manager = StreamableHTTPSessionManager(
-            build_echo_mcp(self._answer_mcp),
-            json_response=True,
-            stateless=True,
-            security_settings=TransportSecuritySettings(enable_dns_rebinding_protection=False),
-            max_request_body_size=self._config.max_body,
-        )
-        is_open, is_over = asyncio.Event(), asyncio.Event()
+    def _load_mcp(self) -> Callable[[], McpManager]:
+        from ingero.echo.service.mcp import build_echo_manager  # noqa: PLC0415 - for the first request
 
-        async def hold() -> None:
-            async with manager.run():
-                is_open.set()
-                await is_over.wait()
-
-        task = asyncio.create_task(hold())
-
-        async def end() -> None:
-            is_over.set()
-            await task
-
-        self._resources.push_async_callback(end)
-        await is_open.wait()
-        return manager
+        return partial(build_echo_manager, self._answer_mcp, self._config.max_body)
 
     async def _answer_mcp(self, name: str, arguments: Mapping[str, Any]) -> bytes:
         try:

@@ -7,9 +7,9 @@ from contextlib import ExitStack
 from typing import Any
 
 from ingero.config.model import parse_model
-from ingero.echo.service.app import build_echo_mcp
 from ingero.echo.service.config import EchoConfig
 from ingero.echo.service.executor import QueryExecutor
+from ingero.echo.service.mcp import build_echo_mcp
 from ingero.echo.service.settings import build_store
 from ingero.echo.service.tenant_sql import TenantSql
 from ingero.serving import mcp

@@ -5,22 +5,18 @@ from __future__ import annotations
 import ssl
 import tempfile
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Final
 
-import anyio
-from anyio.abc import TaskStatus
-from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
-
 from ingero.config import Endpoint
 from ingero.config.tls import TlsServerConfig, check_key_mode
 from ingero.errors import ConfigError, UnsupportedError
 from ingero.recording.queries.recording_file import ExternalAccess
-from ingero.recording.queries.web import NodeAccess, NodeApp, build_mcp_manager
+from ingero.recording.queries.web import NodeAccess, NodeApp, build_mcp
 from ingero.serving.asgi import AsgiServer
 from ingero.serving.oauth import AccessTokens, OAuthSettings
 from ingero.serving.tls import build_server_context
@@ -100,32 +96,19 @@ async def open_server(
         settings.endpoint.host.lower(),
         *(h.lower() for h in settings.hosts),
     ))
-    manager = build_mcp_manager(path, settings.outside) if settings.has_mcp else None
+    mcp = build_mcp(path, settings.outside) if settings.has_mcp else None
     tokens = AccessTokens(settings.oauth, clock or SystemClock()) if settings.oauth else None
     access = NodeAccess(settings.token, hosts, tokens)
-    app = NodeApp(path, access, manager, clock, settings.fleet_url)
+    app = NodeApp(path, access, mcp, clock, settings.fleet_url)
     with tempfile.TemporaryDirectory(prefix="ingero-tls-") as folder:
         tls = _build_context(settings, Path(folder), clock or SystemClock())
     server = AsgiServer(app, settings.endpoint, tls=tls)  # type: ignore[arg-type] # a mapping is a scope
-    async with anyio.create_task_group() as group:
-        if manager is not None:
-            await group.start(_hold, manager)
+    async with AsyncExitStack() as stack:
+        if mcp is not None:
+            await stack.enter_async_context(mcp.run())
         await server.start()
-        try:
-            yield server.bound
-        finally:
-            await server.stop()
-            group.cancel_scope.cancel()
-
-
-async def _hold(
-    manager: StreamableHTTPSessionManager,
-    *,
-    task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED,
-) -> None:
-    async with manager.run():
-        task_status.started()
-        await anyio.sleep_forever()
+        stack.push_async_callback(server.stop)
+        yield server.bound
 
 
 def _build_context(settings: ListenSettings, folder: Path, clock: Clock) -> ssl.SSLContext | None:

@@ -19,25 +19,21 @@ from typing import Any, Final
 
 import anyio
 import msgspec
-from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route, Router
 
-from ingero import __version__
 from ingero.errors import BadDataError, IngeroError, StoreError
 from ingero.model.recording import Recording
 from ingero.recording.queries.api import ANSWERS, Answer, Asked, parse_asked
-from ingero.recording.queries.catalog import INSTRUCTIONS, PROMPTS, QUERIES
 from ingero.recording.queries.recording_file import ExternalAccess, RecordingFile
 from ingero.recording.queries.sql import MAX_ANSWER_BYTES, plain_rows
-from ingero.recording.queries.stdio import build_call
 from ingero.recording.queries.transfer import MAX_ROWS as PART_ROWS
 from ingero.recording.queries.transfer import encode_part
 from ingero.recording.store.reader import read_unwritten
 from ingero.recording.store.sql import MAX_ROWS, SqlLimits, SqlStop, run_sql
-from ingero.serving.mcp import McpFacts, build_mcp_server
+from ingero.serving.mcp_http import McpManager, McpOverHttp
 from ingero.serving.oauth import AccessTokens
 from ingero.serving.threads import run_on_thread
 from ingero.telemetry.clock import Clock, SystemClock
@@ -124,14 +120,14 @@ class NodeApp:
     Args:
         path: The recording.
         access: Who may ask.
-        mcp: The MCP session manager, or None where only the dashboard is wanted.
+        mcp: MCP, or None where only the dashboard is wanted.
         clock: For ``/api/v1/time``.
         fleet_url: Where Fleet's live page is, for ``/api/v1/links``.
     """
 
     def __init__(
         self, path: Path, access: NodeAccess,
-        mcp: StreamableHTTPSessionManager | None = None, clock: Clock | None = None, fleet_url: str = "",
+        mcp: McpOverHttp | None = None, clock: Clock | None = None, fleet_url: str = "",
     ) -> None:  # fmt: skip
         self._context = RecordingFile(path)
         self._access = access
@@ -239,13 +235,15 @@ class NodeApp:
         return _json(content | ({"missing": missing} if missing else {}))
 
 
-def build_mcp_manager(
-    path: Path, outside: ExternalAccess | None = None
-) -> StreamableHTTPSessionManager:
-    """Streamable HTTP for the recording's questions; the app in front of it guards host and bearer."""
-    facts = McpFacts("ingero", __version__, INSTRUCTIONS)
-    server = build_mcp_server(facts, QUERIES, PROMPTS, build_call(path, outside))
-    return StreamableHTTPSessionManager(server, json_response=True, stateless=True)
+def build_mcp(path: Path, outside: ExternalAccess | None = None) -> McpOverHttp:
+    """MCP for the recording's questions; the app in front of it guards host and bearer."""
+
+    def load() -> Callable[[], McpManager]:
+        from ingero.recording.queries.mcp import build_recording_manager  # noqa: PLC0415 - for the first request
+
+        return partial(build_recording_manager, path, outside)
+
+    return McpOverHttp(load)
 
 
 async def _read_body(request: Request, max_bytes: int) -> bytes:
@@ -290,9 +288,7 @@ async def _cancel_at_end(receive: Receive, scope: anyio.CancelScope) -> None:
     scope.cancel()
 
 
-async def _forward(
-    mcp: StreamableHTTPSessionManager, scope: Scope, receive: Receive, send: Send
-) -> None:
+async def _forward(mcp: McpOverHttp, scope: Scope, receive: Receive, send: Send) -> None:
     """To the SDK, which would wait for a body for ever: it gets the whole one."""
     if scope["method"] != "POST":
         await mcp.handle_request(scope, receive, send)
