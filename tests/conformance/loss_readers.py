@@ -8,7 +8,8 @@ names allow.
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, TypeAlias
@@ -17,6 +18,10 @@ Bag: TypeAlias = frozenset[str]
 Scope: TypeAlias = "dict[str, Bag]"
 NOTHING: Final[Bag] = frozenset()
 FUNCTIONS: Final = (ast.FunctionDef, ast.AsyncFunctionDef)
+_BINDING: Final = (
+    ast.Assign, ast.AnnAssign, ast.NamedExpr, ast.For, ast.AsyncFor, ast.comprehension, ast.withitem,
+)  # fmt: skip
+"""Of what `iter_bound` knows what it binds."""
 _ROUNDS: Final = 4
 """An attribute of an attribute of an attribute is known after so many."""
 
@@ -64,15 +69,25 @@ class Source:
 
     def __post_init__(self) -> None:
         for module, tree in self.trees.items():
-            for node in ast.walk(tree):
-                self.parents.update(dict.fromkeys(ast.iter_child_nodes(node), node))
+            nodes: list[ast.AST] = [tree]
+            for node in nodes:
+                children = list(ast.iter_child_nodes(node))
+                self.parents.update(dict.fromkeys(children, node))
                 self._note(module, node)
+                nodes += children
         for module, tree in self.trees.items():
             self._walk(tree, Place(module, {}))
+        bound: dict[ast.AST | None, list[ast.AST]] = defaultdict(list)
+        taught = []
+        for place, node in self.places:
+            if isinstance(node, _BINDING):
+                bound[place.function].append(node)
+            if isinstance(node, (*FUNCTIONS, *_BINDING)) and place.owner in self.classes:
+                taught.append((place, node))
         for _ in range(_ROUNDS):
             for inner, outer in self._entered:
-                self._bind(inner, outer)
-            for place, node in self.places:
+                self._bind(inner, outer, bound[inner.function])
+            for place, node in taught:
                 self._learn(place, node)
 
     def _note(self, module: str, node: ast.AST) -> None:
@@ -202,8 +217,8 @@ class Source:
         self._entered.append((inner, place))
         return inner
 
-    def _bind(self, inner: Place, outer: Place) -> None:
-        """What the names of a function can be, as far as attributes are known by now."""
+    def _bind(self, inner: Place, outer: Place, statements: Iterable[ast.AST]) -> None:
+        """What the names of a function with these statements can be, as far as attributes are known by now."""
         node = inner.function
         assert isinstance(node, FUNCTIONS)
         inner.scope.update(outer.scope)
@@ -211,11 +226,11 @@ class Source:
         for one in arguments:
             inner.scope[one.arg] = self.of_annotation(inner.module, one.annotation)
         is_method = isinstance(self.parents.get(node), ast.ClassDef)
-        is_static = any(ast.unparse(one) == "staticmethod" for one in node.decorator_list)
+        is_static = any(is_name(one, "staticmethod") for one in node.decorator_list)
         if is_method and arguments and not is_static:
             inner.scope[arguments[0].arg] = frozenset((inner.owner,))
-        for child in iter_own(node):
-            for target, bag in self._bindings(child, inner):
+        for statement in statements:
+            for target, bag in self._bindings(statement, inner):
                 inner.scope[target] = inner.scope.get(target, NOTHING) | bag
 
     def _bindings(self, node: ast.AST, place: Place) -> Iterator[tuple[str, Bag]]:
@@ -228,8 +243,6 @@ class Source:
 
     def _learn(self, place: Place, node: ast.AST) -> None:
         """What attributes of the class around hold."""
-        if place.owner not in self.classes:
-            return
         holds = self.classes[place.owner].holds
         is_body = isinstance(self.parents.get(node), ast.ClassDef)
         if isinstance(node, FUNCTIONS) and is_body:
@@ -239,11 +252,16 @@ class Source:
             for one in ast.walk(target):
                 if is_body and isinstance(one, ast.Name):
                     name = one.id
-                elif isinstance(one, ast.Attribute) and ast.unparse(one.value) == "self":
+                elif isinstance(one, ast.Attribute) and is_name(one.value, "self"):
                     name = one.attr
                 else:
                     continue
                 holds[name] = holds.get(name, NOTHING) | bag
+
+
+def is_name(node: ast.AST, name: str) -> bool:
+    """Whether an expression is this name."""
+    return isinstance(node, ast.Name) and node.id == name
 
 
 def iter_own(function: ast.AST) -> Iterator[ast.AST]:
