@@ -24,6 +24,7 @@ from ingero.units import format_duration
 ROTATING: Final = 0.5
 """Share of operations that must be spread out, and that no single worker may exceed as their slowest."""
 
+_WHY_IN_TURNS: Final = "their work differs, or something holds now one back and now another"
 _JUDGED: Final = frozenset({VerdictKind.CULPRIT, VerdictKind.DRAG, VerdictKind.NETWORK})
 
 
@@ -232,7 +233,7 @@ def _against_past(facts: Facts, group: PeerGroup) -> float:
 
 
 def _find_rotation(facts: Facts, group: PeerGroup) -> str:
-    """Why a group's work is uneven from batch to batch; empty when it is not, or when one worker leads."""
+    """Why a group's members are slow in turns; empty when it is not, or when one worker leads."""
     evidence = facts.evidence.of_group(group)
     if evidence is None or evidence.detector is None or not evidence.n_ops:
         return ""
@@ -244,11 +245,11 @@ def _find_rotation(facts: Facts, group: PeerGroup) -> str:
     if stretch > facts.settings.dependent_ops and lost >= facts.settings.alarm_slowdown:
         return (
             f"the slowest of the peers takes {lost:.0%} longer than the median, in turns and for stretches of about "
-            f"{stretch:.0f} operations: their work is uneven"
+            f"{stretch:.0f} operations: {_WHY_IN_TURNS}"
         )
     if share < ROTATING or lost < facts.settings.alarm_slowdown or leads:
         return ""
-    return f"the slowest of the peers takes {lost:.0%} longer than the median, in turns: their work is uneven"
+    return f"the slowest of the peers takes {lost:.0%} longer than the median, in turns: {_WHY_IN_TURNS}"
 
 
 @dataclass(frozen=True, slots=True)
