@@ -18,12 +18,12 @@ import time
 from array import array
 from dataclasses import dataclass, field
 
-import httpx
 import numpy as np
 import psutil
 import uvloop
 from benchmarks.push import build_bodies
 from tests.chaos.job import N_RANKS, Job
+from tests.support import local_http
 
 from ingero.otlp.codec import encode_protobuf
 from ingero.testing.fleet import build_fleet_config, run_fleet
@@ -181,7 +181,7 @@ def _p99(values):
 
 def _read_losses(fleet):
     """Every series of a counter that says that something was lost."""
-    text = httpx.get(fleet.url("service.telemetry.metrics", "/metrics"), timeout=30).text
+    text = local_http.get(fleet.url("service.telemetry.metrics", "/metrics"), timeout=30).text
     lines = (line.rpartition(" ") for line in text.splitlines() if not line.startswith("#"))
     return {name: float(value) for name, _, value in lines if _LOSS.search(name)}
 

@@ -13,6 +13,7 @@ import httpx
 from tests.chaos.history import Threshold
 from tests.chaos.job import CLUSTER, N_RANKS, Job
 from tests.chaos.site import TOKEN
+from tests.support import local_http
 from tests.support.pushes import build_status
 
 from ingero.agent.collectives.run_queue import RunQueue
@@ -172,7 +173,9 @@ class Workload:
         taken = self._history.acknowledged.setdefault("echo", [])
         url = f"http://127.0.0.1:{self._site.echo_port}/v1/logs"
         number = 0
-        with httpx.Client(timeout=2, headers={"Authorization": f"Bearer {TOKEN}"}) as client:
+        with local_http.open_client(
+            timeout=2, headers={"Authorization": f"Bearer {TOKEN}"}
+        ) as client:
             while not self._is_over.wait(0.1):
                 try:
                     answer = client.post(url, json=_build_row(number))

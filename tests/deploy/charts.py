@@ -43,7 +43,7 @@ def _render(chart, values):
 def render(chart, **values):
     """Objects of a release ``site`` in namespace ``gpu``; values by their first key, a dict for sections."""
     given = json.dumps([f"{key}={json.dumps(value)}" for key, value in values.items()])
-    return [one for one in yaml.safe_load_all(_render(chart, given)) if one]
+    return [one for one in yaml.load_all(_render(chart, given), yaml.CSafeLoader) if one]
 
 
 def find(objects, kind):

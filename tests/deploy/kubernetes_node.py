@@ -19,6 +19,7 @@ from cryptography.hazmat.primitives.asymmetric import rsa
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from tests.deploy.charts import HELM
 from tests.deploy.site import BIN
+from tests.support import local_http
 
 from ingero.testing.waiting import wait_until
 
@@ -348,7 +349,7 @@ def is_there():
 def ask(url):
     """What a port that is forwarded answers; None while it does not."""
     try:
-        answer = httpx.get(url, timeout=10)
+        answer = local_http.get(url, timeout=10)
     except httpx.TransportError:
         return None
     return answer if answer.status_code == 200 else None

@@ -9,11 +9,11 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-import httpx
 import yaml
 from tests.e2e.agents import Agents, event, health, set_resource
 from tests.e2e.test_collectives import N_RANKS, PROTOBUF, job
 from tests.echo.process import OPERATOR, Served
+from tests.support import local_http
 
 from ingero.otlp.codec import encode_protobuf
 from ingero.testing.fleet import build_fleet_config, run_fleet
@@ -41,7 +41,7 @@ class Page:
 
     def read(self):
         headers = {"authorization": f"Bearer {self.token}"} if self.token else {}
-        answer = httpx.get(f"http://{self.target}/metrics", headers=headers, timeout=30)
+        answer = local_http.get(f"http://{self.target}/metrics", headers=headers, timeout=30)
         assert answer.status_code == 200, answer.text
         return answer.text
 

@@ -19,6 +19,7 @@ import pytest
 from tests.deploy.charts import free_port
 from tests.deploy.site import ROOT
 from tests.e2e.agents import health
+from tests.support import local_http
 
 from ingero.testing.waiting import wait_until
 
@@ -109,7 +110,7 @@ def answers(url, is_running):
     def ask():
         is_running()
         try:
-            return httpx.get(url).status_code == 200
+            return local_http.get(url).status_code == 200
         except httpx.TransportError:
             return False
 
@@ -142,7 +143,7 @@ def test_fleets_image_starts_as_nobody_with_its_own_configuration_and_takes_a_pu
     with image.start(tmp_path / "log", *image.config["Cmd"], *sets) as is_running:
         wait_until(answers(f"http://127.0.0.1:{ports['13133']}", is_running), START_S)
         url = f"http://127.0.0.1:{ports['4318']}/v1/metrics"
-        assert httpx.post(url, json=health("n1", cluster="c")).status_code == 200
+        assert local_http.post(url, json=health("n1", cluster="c")).status_code == 200
 
 
 def test_echos_image_starts_as_nobody_and_writes_its_file(images, tmp_path):

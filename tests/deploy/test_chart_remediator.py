@@ -6,11 +6,11 @@ import re
 import subprocess
 from pathlib import Path
 
-import httpx
 import pytest
 from tests.deploy.charts import Node, find, find_pod, helm, needs_helm, render
 from tests.deploy.site import BIN, DEPLOY
 from tests.deploy.test_charts import CASES, objects_of, wait_for
+from tests.support import local_http
 
 from ingero.config.document import parse_document
 from ingero.remediation.config import build_policy
@@ -33,7 +33,7 @@ def test_the_remediator_beside_fleet_reads_its_verdicts_and_no_kubernetes(folder
         wait_for(node, "remediator", second, second_log, "livenessProbe")
         page = f"http://127.0.0.1:{node.port(9467)}/metrics"
         looked = r"^ingero_remediator_polls_total\S* [1-9]"
-        wait_until(lambda: re.search(looked, httpx.get(page).text, re.MULTILINE), 60)
+        wait_until(lambda: re.search(looked, local_http.get(page).text, re.MULTILINE), 60)
     assert (folder / "volumes/journal/journal.db").exists()
 
 
@@ -147,7 +147,7 @@ def test_a_remediator_beside_a_fleet_with_an_echo_sends_its_audit_there(folder, 
             capture_output=True, text=True, check=False, env=node.environ("remediator"),
         )  # fmt: skip
         assert checked.returncode == 0, checked.stderr
-        page = httpx.get(f"http://127.0.0.1:{node.port(9467)}/metrics").text
+        page = local_http.get(f"http://127.0.0.1:{node.port(9467)}/metrics").text
         assert "ingero_remediator_audit_waiting" in page
     audit = build_policy(parse_document(policy.read_text())).audit
     assert audit.endpoint == "https://ingero-echo:4318"

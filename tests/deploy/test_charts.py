@@ -21,6 +21,7 @@ from tests.deploy.charts import (
 from tests.deploy.site import BIN, DEPLOY
 from tests.e2e.agents import health
 from tests.echo.process import metrics, point
+from tests.support import local_http
 
 from ingero.testing.waiting import wait_until
 
@@ -374,7 +375,7 @@ def test_rows_stay_when_echo_is_upgraded_or_its_release_is_removed():
 def is_up(url):
     def ask():
         try:
-            return httpx.get(url, timeout=5).status_code == 200
+            return local_http.get(url, timeout=5).status_code == 200
         except httpx.TransportError:
             return False
 
@@ -407,12 +408,12 @@ def test_fleets_container_starts_with_the_default_values_and_takes_a_push(folder
         wait_for(node, "fleet", process, log)
         assert is_up(node.probe("fleet", "readinessProbe"))()
         url = f"http://127.0.0.1:{node.port(4318)}/v1/metrics"
-        assert httpx.post(url, json=health("n1", cluster="c")).status_code == 200
-        text = httpx.get(f"http://127.0.0.1:{node.port(8888)}/metrics").text
+        assert local_http.post(url, json=health("n1", cluster="c")).status_code == 200
+        text = local_http.get(f"http://127.0.0.1:{node.port(8888)}/metrics").text
         assert 'ingero_fleet_active_nodes{cluster_id="c"} 1' in text
         assert (
             "ingero_node_health_score_ratio"
-            in httpx.get(f"http://127.0.0.1:{node.port(9090)}/metrics").text
+            in local_http.get(f"http://127.0.0.1:{node.port(9090)}/metrics").text
         )
 
 
@@ -433,10 +434,10 @@ def test_fleet_with_tls_and_bearers_takes_pushes_of_those_who_have_both(folder, 
         url = f"https://localhost:{node.port(4318)}/v1/metrics"
         bearer = {"authorization": f"Bearer {TOKEN}"}
         body = health("n1", cluster="c")
-        assert httpx.post(url, json=body, verify=context, headers=bearer).status_code == 200
-        assert httpx.post(url, json=body, verify=context).status_code == 401
+        assert local_http.post(url, json=body, verify=context, headers=bearer).status_code == 200
+        assert local_http.post(url, json=body, verify=context).status_code == 401
         with pytest.raises(httpx.TransportError):
-            httpx.post(url, json=body, verify=bare, headers=bearer)
+            local_http.post(url, json=body, verify=bare, headers=bearer)
 
 
 def test_echo_makes_backups_on_the_volume_that_is_named_for_them():
@@ -461,13 +462,13 @@ def test_echos_container_keeps_rows_over_an_upgrade_with_the_certificate_of_the_
 
     def ask(where, path, **more):
         url = f"https://localhost:{where.port(8081)}{path}"
-        return httpx.post(url, headers=bearer, verify=context, timeout=30, **more)
+        return local_http.post(url, headers=bearer, verify=context, timeout=30, **more)
 
     with node.start("echo") as (process, log):
         wait_for(node, "echo", process, log)
         wait_until(is_up(node.probe("echo", "readinessProbe")), 60)
         body = metrics([point(0.5)], name="ingero.node.health_score", cluster="c", node="n1")
-        sent = httpx.post(
+        sent = local_http.post(
             f"https://localhost:{node.port(4318)}/v1/metrics",
             json=body,
             headers=bearer,
@@ -487,7 +488,7 @@ def test_echos_container_keeps_rows_over_an_upgrade_with_the_certificate_of_the_
         )
         assert answer.status_code == 200, answer.text
         assert answer.json()["rows"][0][0] == 1
-        scraped = httpx.get(
+        scraped = local_http.get(
             f"https://localhost:{upgraded.port(8081)}/metrics", headers=bearer, verify=context
         )
         assert "ingero_echo_store_up 1" in scraped.text
@@ -511,7 +512,7 @@ def test_the_agents_container_and_its_sidecar_start_and_are_probed(folder):
         wait_for(node, "sink", sink, sink_log, "livenessProbe")
         wait_until(is_up(node.probe("sink", "readinessProbe")), 60)
         page = f"http://127.0.0.1:{node.port(9465)}/metrics"
-        wait_until(lambda: "ingero_agent_fleet_reachable" in httpx.get(page).text, 60)
+        wait_until(lambda: "ingero_agent_fleet_reachable" in local_http.get(page).text, 60)
 
 
 @pytest.mark.kernel
@@ -542,7 +543,7 @@ def test_a_trace_pushes_to_a_fleet_that_wants_a_certificate_and_a_bearer(tmp_pat
         wait_for(fleet, "fleet", process, log)
         wait_for(agent, "agent", traced, traced_log)
         page = f"http://127.0.0.1:{fleet.port(8888)}/metrics"
-        wait_until(lambda: 'nodes{cluster_id="c"} 1' in httpx.get(page).text, 60)
+        wait_until(lambda: 'nodes{cluster_id="c"} 1' in local_http.get(page).text, 60)
 
 
 def test_the_agents_settings_file_is_one_that_it_takes_and_a_change_of_it_changes_the_pod(folder):

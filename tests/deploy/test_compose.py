@@ -18,6 +18,7 @@ import httpx
 import pytest
 from tests.deploy.site import BIN, ROOT, copy_checkout
 from tests.e2e.agents import health
+from tests.support import local_http
 from tests.support.capabilities import has_all_capabilities
 
 from ingero.sim.cluster.cleanup import open_cleanup
@@ -155,7 +156,7 @@ def test_compose_starts_what_sends_to_and_scrapes_each_other_and_keeps_its_rows(
         return found is not None and found["State"].get("Health", {}).get("Status") == "healthy"
 
     def ask(sql):
-        answer = httpx.post(
+        answer = local_http.post(
             "https://localhost:18081/api/v2/sql", json={"sql": sql, "time_window": "99999d"},
             headers={"authorization": f"Bearer {token}"}, verify=context, timeout=30,
         )  # fmt: skip
@@ -167,7 +168,7 @@ def test_compose_starts_what_sends_to_and_scrapes_each_other_and_keeps_its_rows(
 
     def targets():
         try:
-            answer = httpx.get("http://localhost:9090/api/v1/targets", timeout=10).json()
+            answer = local_http.get("http://localhost:9090/api/v1/targets", timeout=10).json()
         except httpx.TransportError:
             return {}
         return {one["labels"]["job"]: one["health"] for one in answer["data"]["activeTargets"]}
@@ -176,13 +177,13 @@ def test_compose_starts_what_sends_to_and_scrapes_each_other_and_keeps_its_rows(
         with engine.up(f"{up} {' '.join(SERVICES)}", tmp_path / start) as is_running:
             wait_until(lambda: is_running() and is_healthy("fleet") and is_healthy("echo"), 1200)
             if start == "first":
-                push = httpx.post(
+                push = local_http.post(
                     "http://localhost:4318/v1/metrics", json=health("n1", cluster="c")
                 )
                 assert push.status_code == 200
             wait_until(has_node, 60)
             wait_until(lambda: targets() == dict.fromkeys(JOBS, "up"), 90)
-            groups = httpx.get("http://localhost:9090/api/v1/rules").json()["data"]["groups"]
+            groups = local_http.get("http://localhost:9090/api/v1/rules").json()["data"]["groups"]
             assert len(groups) > 3
             assert {rule["health"] for group in groups for rule in group["rules"]} <= {
                 "ok",

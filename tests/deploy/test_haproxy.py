@@ -11,6 +11,7 @@ import httpx
 import pytest
 from tests.deploy.charts import free_port
 from tests.e2e.agents import health
+from tests.support import local_http
 
 from ingero.agent.health.transport import GrpcTransport, HttpTransport, TransportSettings
 from ingero.otlp.client.endpoint import parse_endpoint
@@ -61,7 +62,7 @@ def run_haproxy(folder, fleets):
 
 def _answers(url):
     try:
-        return httpx.get(url).status_code != 503
+        return local_http.get(url).status_code != 503
     except httpx.TransportError:
         return False
 
@@ -78,7 +79,7 @@ def open_transport(kind, address, cluster):
 
 
 def known(fleet):
-    with httpx.Client() as client:
+    with local_http.open_client() as client:
         url = fleet.url("extensions.ingero_threshold admin", "/api/v1/admin/clusters")
         return {one["cluster_id"] for one in client.get(url).json()["clusters"]}
 
@@ -102,7 +103,7 @@ def test_a_cluster_is_in_one_fleet_over_both_protocols_and_moves_when_that_ends(
         assert split[0] & split[1] == set()
         assert all(split)
         for cluster in CLUSTERS:
-            asked = httpx.get(
+            asked = local_http.get(
                 f"http://{proxy['8080']}/api/v1/threshold", params={"cluster_id": cluster}
             )
             assert asked.json()["quorum_met"], (cluster, asked.text)

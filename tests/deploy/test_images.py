@@ -11,6 +11,7 @@ import yaml
 from tests.deploy.charts import ADDRESS, free_port
 from tests.deploy.site import DEPLOY, ROOT, run_program
 from tests.e2e.agents import health
+from tests.support import local_http
 
 from ingero.testing.waiting import wait_until
 
@@ -101,17 +102,17 @@ def test_what_compose_runs_works_together(tmp_path):
             assert store.poll() is None, log.read_text()
             assert collector.poll() is None, fleet_log.read_text()
             try:
-                return httpx.get(url).status_code == 200
+                return local_http.get(url).status_code == 200
             except httpx.TransportError:
                 return False
 
         wait_until(lambda: answers(f"http://127.0.0.1:{ports['echo 8080']}/readyz"), 60)
         wait_until(lambda: answers(f"http://127.0.0.1:{ports['fleet 13133']}"), 60)
         url = f"http://127.0.0.1:{ports['fleet 4318']}/v1/metrics"
-        assert httpx.post(url, json=health("n1", cluster="c")).status_code == 200
+        assert local_http.post(url, json=health("n1", cluster="c")).status_code == 200
 
         def kept():
-            answer = httpx.post(
+            answer = local_http.post(
                 f"https://localhost:{ports['echo 8081']}/api/v2/sql",
                 json={"sql": "SELECT DISTINCT node_id FROM events", "time_window": "99999d"},
                 headers={"authorization": f"Bearer {token}"}, verify=context, timeout=30,

@@ -5,7 +5,6 @@ import subprocess
 from pathlib import Path
 from urllib.parse import parse_qsl
 
-import httpx
 import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
@@ -14,6 +13,7 @@ from tests.deploy.series import OF_A_TRACE, declared_names, find_names, is_known
 from tests.deploy.site import DEPLOY, ROOT, read_rules
 from tests.e2e.prometheus import needs_prometheus
 from tests.e2e.test_live_page import CULPRIT
+from tests.support import local_http
 
 from ingero.testing.waiting import wait_until
 
@@ -142,7 +142,7 @@ def parse_link(link):
 
 def test_prometheus_evaluates_every_rule_and_finds_the_culprit_of_a_running_site(site, prometheus):
     def ask(path, **params):
-        return httpx.get(f"{prometheus.url}/api/v1/{path}", params=params, timeout=30).json()[
+        return local_http.get(f"{prometheus.url}/api/v1/{path}", params=params, timeout=30).json()[
             "data"
         ]
 

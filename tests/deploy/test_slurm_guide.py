@@ -10,6 +10,7 @@ import httpx
 import pytest
 from tests.deploy.charts import free_port
 from tests.deploy.site import BIN, ROOT, run_program
+from tests.support import local_http
 
 from ingero.sim.cluster.slurm import build_local_nodes, run_slurm
 from ingero.testing.waiting import wait_until
@@ -63,7 +64,7 @@ def test_every_command_of_the_guide_works_in_its_order(tmp_path_factory):
         def is_up():
             assert process.poll() is None, log.read_text()
             try:
-                return httpx.get(f"http://localhost:{machine.port(13133)}").status_code == 200
+                return local_http.get(f"http://localhost:{machine.port(13133)}").status_code == 200
             except httpx.TransportError:
                 return False
 

@@ -5,7 +5,6 @@ import re
 import subprocess
 import sys
 
-import httpx
 import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
@@ -14,6 +13,7 @@ from tests.deploy.promtool import check_page
 from tests.deploy.series import OF_A_TRACE, SUFFIXES, find_names, is_known, iter_queries
 from tests.deploy.site import ROOT, SERVING, read_rules
 from tests.e2e.prometheus import needs_prometheus, run_prometheus
+from tests.support import local_http
 
 from ingero.sim.runner import get_program
 from ingero.testing.waiting import wait_until
@@ -40,7 +40,7 @@ def traced(tmp_path_factory):
         address = wait_until(lambda: SERVING.search(log.read_text()), 60)[1]
 
         def scrape():
-            text = httpx.get(f"http://{address}/metrics", timeout=30).text
+            text = local_http.get(f"http://{address}/metrics", timeout=30).text
             is_whole = all(
                 name in text
                 for name in (

@@ -4,8 +4,8 @@ import json
 from contextlib import contextmanager
 from pathlib import Path
 
-import httpx
 import psutil
+from tests.support import local_http
 
 from ingero.testing.fleet import run_fleet
 
@@ -53,7 +53,7 @@ class Agents:
 
     def __init__(self, fleet):
         self.fleet = fleet
-        self.client = httpx.Client(timeout=120, follow_redirects=False)
+        self.client = local_http.open_client(timeout=120, follow_redirects=False)
 
     @property
     def push_url(self):

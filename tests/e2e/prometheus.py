@@ -7,9 +7,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import quote
 
-import httpx
 import pytest
 import yaml
+from tests.support import local_http
 
 from ingero.testing.waiting import wait_until
 
@@ -55,7 +55,7 @@ class Prometheus:
 
     def query(self, expression):
         """Value of each series of the result, by its labels as JSON."""
-        answer = httpx.get(f"{self.url}/api/v1/query?query={quote(expression)}").json()
+        answer = local_http.get(f"{self.url}/api/v1/query?query={quote(expression)}").json()
         assert answer["status"] == "success", answer
         return {
             json.dumps(one["metric"], sort_keys=True): float(one["value"][1])
@@ -66,7 +66,7 @@ class Prometheus:
         """Labels and value of each exemplar of the last hour, by the series it belongs to."""
         now = time.time()
         asked = {"query": expression, "start": now - 3600, "end": now + 60}
-        answer = httpx.get(f"{self.url}/api/v1/query_exemplars", params=asked).json()
+        answer = local_http.get(f"{self.url}/api/v1/query_exemplars", params=asked).json()
         assert answer["status"] == "success", answer
         return {
             one["seriesLabels"]["__name__"]: [
@@ -77,7 +77,7 @@ class Prometheus:
 
     def names(self):
         """Every series that it has."""
-        return set(httpx.get(f"{self.url}/api/v1/label/__name__/values").json()["data"])
+        return set(local_http.get(f"{self.url}/api/v1/label/__name__/values").json()["data"])
 
     def number(self, expression):
         """The only value of the result; None when there is none."""

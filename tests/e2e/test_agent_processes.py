@@ -9,8 +9,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-import httpx
 import pytest
+from tests.support import local_http
 from tests.support.collector import open_collector
 
 from ingero.wire.push import ResourceCache, read_push
@@ -90,7 +90,7 @@ def read_messages(path):
 def until_page(page, wanted):
     """Ask for a page until it says what is wanted; the number of tries only ends a broken test."""
     for _ in range(20_000):
-        text = httpx.get(page).text
+        text = local_http.get(page).text
         if wanted in text:
             return text
     raise AssertionError(f"never: {wanted}\n{text}")
@@ -130,8 +130,8 @@ def test_an_episode_reaches_fleet_every_local_reader_and_prometheus(collector, t
     after = until_page(page, "ingero_sink_connected 0")
     assert active not in after
     assert 'ingero_sink_events_total{type="straggler_resolved"} 1' in after
-    assert httpx.get(f"http://127.0.0.1:{port}/healthz").text == "ok\n"
-    assert httpx.get(f"http://127.0.0.1:{port}/readyz").status_code == 200
+    assert local_http.get(f"http://127.0.0.1:{port}/healthz").text == "ok\n"
+    assert local_http.get(f"http://127.0.0.1:{port}/readyz").status_code == 200
 
     pushes = [p for r in collector.requests for p in read_push(r.export, ResourceCache())]
     events = [p for p in pushes if p.straggler_event is not None]

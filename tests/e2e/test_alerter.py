@@ -7,7 +7,7 @@ import subprocess
 import sys
 import threading
 
-import httpx
+from tests.support import local_http
 
 from ingero.agent.events.socket import LocalEventServer, open_listener
 from ingero.wire.uds import StragglerResolved, StragglerState
@@ -85,9 +85,9 @@ def test_existing_agent_with_an_id_a_tick_is_one_incident_that_resolves(tmp_path
             requests = collector.wait_for(3)
             said = [process.stderr.readline() for _ in range(2)]
             (address,) = [line.split()[1] for line in said if line.startswith("serving ")]
-            page = httpx.get(address).text
+            page = local_http.get(address).text
             while 'sent_total{receiver="webhook"} 3' not in page or "bad_lines_total 1" not in page:
-                page = httpx.get(address).text
+                page = local_http.get(address).text
     process.send_signal(signal.SIGTERM)
     assert process.wait(120) == 0
     process.stderr.close()

@@ -11,6 +11,7 @@ from tests.deploy.charts import free_port
 from tests.deploy.site import run_program, wait_for_page
 from tests.e2e.agents import Agents, health
 from tests.e2e.test_collectives import job
+from tests.support import local_http
 
 from ingero.otlp.codec import encode_protobuf
 from ingero.otlp.codec.export import decode_export
@@ -52,7 +53,7 @@ def run_rotel(folder, fleet, protocol):
 
         def answers():
             try:
-                return httpx.get(url).status_code
+                return local_http.get(url).status_code
             except httpx.TransportError:
                 assert process.poll() is None, (folder / "out").read_text()
 
@@ -76,7 +77,7 @@ def site(tmp_path, request):
 
 
 def push(rotel, path, body):
-    answer = httpx.post(f"{rotel}{path}", content=body, headers=PROTOBUF)
+    answer = local_http.post(f"{rotel}{path}", content=body, headers=PROTOBUF)
     assert answer.status_code == 200
     assert "x-ingero-threshold" not in answer.headers
 
@@ -101,7 +102,7 @@ def test_an_agent_behind_a_collector_takes_fleets_threshold_by_asking_for_it(sit
     with started as (process, log):
         page = f"http://{wait_for_page(process, log)}/metrics"
         mode = 'ingero_agent_detection_mode{detection_mode="fleet"} 1'
-        wait_until(lambda: mode in httpx.get(page).text, 60)
+        wait_until(lambda: mode in local_http.get(page).text, 60)
         # The answer to its question may be there before its first push, which takes the way through the collector.
         wait_until(lambda: "stub" in find_nodes(agents))
     assert find_nodes(agents) == {*(f"node{node}" for node in range(4)), "stub"}

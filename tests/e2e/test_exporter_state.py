@@ -2,9 +2,9 @@
 
 import time
 
-import httpx
 import pytest
 from tests.e2e.prometheus import needs_prometheus, serve_config
+from tests.support import local_http
 
 from ingero.testing.fleet import build_fleet_config, run_fleet
 from ingero.testing.waiting import wait_until
@@ -32,7 +32,7 @@ def push(fleet):
     metric = {"name": "m", "gauge": {"dataPoints": [point]}}
     body = {"resourceMetrics": [{"scopeMetrics": [{"metrics": [metric]}]}]}
     url = f"http://{fleet.addresses['receivers.otlp http']}/v1/metrics"
-    assert httpx.post(url, json=body).status_code == 200
+    assert local_http.post(url, json=body).status_code == 200
 
 
 @needs_prometheus
@@ -40,7 +40,7 @@ def push(fleet):
 def test_a_prometheus_that_is_away_is_seen_in_health_and_on_pages(tmp_path):
     def read_state(fleet):
         url = f"http://{fleet.addresses['extensions.healthee']}/internal/ee/state"
-        return httpx.get(url, headers={"authorization": "Bearer t"}).json()
+        return local_http.get(url, headers={"authorization": "Bearer t"}).json()
 
     scrape = {
         "job_name": "fleet", "scrape_interval": "1s", "scrape_timeout": "1s",
@@ -70,5 +70,5 @@ def test_a_prometheus_that_is_away_is_seen_in_health_and_on_pages(tmp_path):
         assert "exporters.prometheus: nobody has scraped it for" in found[1]
         (sent,) = read_state(fleet)["exporters"]
         assert sent["n_waiting"] + sent["n_retries"] >= 1
-        page = httpx.get(f"http://{fleet.addresses['extensions.zpages']}/debug/exporterz")
+        page = local_http.get(f"http://{fleet.addresses['extensions.zpages']}/debug/exporterz")
         assert all(text.partition(": ")[2][:20] in page.text for text in found)

@@ -4,13 +4,13 @@ import asyncio
 import time
 from dataclasses import replace
 
-import httpx
 import httpx2
 import mcp
 import pytest
 from mcp.client.streamable_http import streamable_http_client
 from tests.e2e.agents import fleet_and_agents
 from tests.e2e.test_collectives import N_RANKS, PROTOBUF, job
+from tests.support import local_http
 from tests.support.echo import RunningEcho
 
 from ingero.config.acl import AclEntry
@@ -35,7 +35,7 @@ def forwarding(echo):
 
 
 def ask(echo, tool, **args):
-    answer = httpx.post(
+    answer = local_http.post(
         f"{echo.url}/api/v2/tools/fleet.cluster.{tool}",
         json={"args": args},
         headers={"authorization": f"Bearer {TOKEN}"},

@@ -5,10 +5,10 @@ import re
 import struct
 from pathlib import Path
 
-import httpx
 import pytest
 from tests.deploy.site import Site, site_config
 from tests.e2e.agents import Agents
+from tests.support import local_http
 from tests.support.browser import LOST, lose_first, open_browser, read_statuses, stall, watch_faults
 
 from ingero.testing.fleet import run_fleet
@@ -36,7 +36,7 @@ def fleet():
         def judged():
             site.push()
             query = {"cluster_id": "job"}
-            answer = httpx.get(f"{site.admin}/api/v1/admin/findings", params=query)
+            answer = local_http.get(f"{site.admin}/api/v1/admin/findings", params=query)
             return answer.status_code == 200 and (answer.json()["findings"] or [{}])[0].get(
                 "amount"
             )
@@ -267,9 +267,9 @@ def test_a_page_that_is_looked_at_again_asks_at_once(visit):
 
 
 def test_programs_get_json_where_browsers_get_the_page(fleet):
-    index = httpx.get(f"{fleet.admin}/")
+    index = local_http.get(f"{fleet.admin}/")
     assert "/api/v1/admin/findings" in index.json()["pages"]
-    page = httpx.get(f"{fleet.admin}/", headers={"accept": "text/html,*/*"})
+    page = local_http.get(f"{fleet.admin}/", headers={"accept": "text/html,*/*"})
     assert page.text.startswith("<!doctype html>")
     assert "default-src 'none'" in page.headers["content-security-policy"]
     for path, status in {
@@ -279,7 +279,7 @@ def test_programs_get_json_where_browsers_get_the_page(fleet):
         "cluster_id=job&measure=other": 404,
         "cluster_id=other&measure=score": 404,
     }.items():
-        assert httpx.get(f"{fleet.admin}/live/levels?{path}").status_code == status, path
-    assert httpx.get(f"{fleet.admin}/live/other.js").status_code == 404
-    named = httpx.get(f"{fleet.admin}/live", headers={"host": "evil.example"})
+        assert local_http.get(f"{fleet.admin}/live/levels?{path}").status_code == status, path
+    assert local_http.get(f"{fleet.admin}/live/other.js").status_code == 404
+    named = local_http.get(f"{fleet.admin}/live", headers={"host": "evil.example"})
     assert named.status_code == 403

@@ -9,12 +9,12 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 
-import httpx
 import numpy as np
 import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from tests.support import local_http
 from tests.support.packaged_trace import read_first_steps, write_first_steps
 from tests.support.relay import Network, Relay
 
@@ -140,7 +140,7 @@ def test_over_a_stream_the_answer_is_the_same_and_a_judge_that_takes_over_keeps_
 
 def ask_verdicts(fleet, cluster):
     """Every verdict on a cluster as it leaves Fleet; none before Fleet knows the cluster."""
-    page = httpx.get(
+    page = local_http.get(
         fleet.url(ADMIN, "/api/v1/admin/verdicts"), params={"cluster_id": cluster}, timeout=120
     )
     return page.json()["clusters"][0]["verdicts"] if page.is_success else []

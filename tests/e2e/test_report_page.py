@@ -10,6 +10,7 @@ import pytest
 from tests.detect.acted_jobs import NS, JobPlan
 from tests.echo.service.conftest import ALL, ONE, bearers, push, result
 from tests.echo.service.told_jobs import BEGAN_NS, act, tell
+from tests.support import local_http
 from tests.support.browser import LOST, lose_first, open_browser, read_statuses, watch_faults
 from tests.support.echo import RunningEcho
 
@@ -212,7 +213,7 @@ def test_the_guides_picture_is_of_this_page(visit, tmp_path):
 
 
 def test_the_page_is_open_and_what_it_shows_is_not(echo):
-    page = httpx.get(f"{echo.url}/report")
+    page = local_http.get(f"{echo.url}/report")
     assert page.text.startswith("<!doctype html>")
     assert "default-src 'none'" in page.headers["content-security-policy"]
     assert page.headers["x-content-type-options"] == "nosniff"
@@ -222,13 +223,15 @@ def test_the_page_is_open_and_what_it_shows_is_not(echo):
         .headers["content-type"]
         .startswith("text/javascript")
     )
-    assert httpx.get(f"{echo.url}/report/other.js").status_code == 401
+    assert local_http.get(f"{echo.url}/report/other.js").status_code == 401
     assert (
-        httpx.get(
+        local_http.get(
             f"{echo.url}/report/other.js", headers={"authorization": f"Bearer {ALL}"}
         ).status_code
         == 404
     )
-    assert httpx.post(f"{echo.url}/report").status_code == 405
-    asked = httpx.post(f"{echo.url}/api/v2/tools/fleet.cluster.cost_by_week", json={"args": {}})
+    assert local_http.post(f"{echo.url}/report").status_code == 405
+    asked = local_http.post(
+        f"{echo.url}/api/v2/tools/fleet.cluster.cost_by_week", json={"args": {}}
+    )
     assert asked.status_code == 401

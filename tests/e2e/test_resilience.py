@@ -7,6 +7,7 @@ import httpx
 import numpy as np
 import pytest
 from tests.agent.health.conftest import Rig
+from tests.support import local_http
 from tests.support.relay import Network, Relay
 
 from ingero.agent.capture.kernel.abi import get_dtype
@@ -96,7 +97,7 @@ class Hosts:
     def ask(self):
         """What the Fleet says: its counts, and compared operations by rank."""
         page = self.fleet.url("extensions.ingero_threshold admin", "/api/v1/admin/verdicts")
-        answer = httpx.get(page, params={"cluster_id": self.cluster_id})
+        answer = local_http.get(page, params={"cluster_id": self.cluster_id})
         if answer.status_code == httpx.codes.NOT_FOUND:  # nothing judged yet
             return {}, {}
         (cluster,) = answer.json()["clusters"]
@@ -247,7 +248,7 @@ def test_an_episode_outlives_a_killed_fleet_under_one_id_and_ends_in_its_success
 
         def episodes():
             page = fleet.url("extensions.ingero_threshold admin", "/api/v1/admin/episodes")
-            return httpx.get(page, params={"cluster_id": "job"}).json()["episodes"]
+            return local_http.get(page, params={"cluster_id": "job"}).json()["episodes"]
 
         assert sample(16).is_straggler
         assert [one["first"]["event_id"] for one in episodes()] == [

@@ -21,6 +21,7 @@ from pathlib import Path
 import httpx
 import numpy as np
 import pytest
+from tests.support import local_http
 from tests.support.compiler import CC
 from tests.support.relay import Network, Relay
 
@@ -79,7 +80,7 @@ class Site:
                 patch.setenv(name, value)
             self.fleet = stack.enter_context(run_fleet(build_fleet_config(nccl=nccl)))
         self.relay = stack.enter_context(Relay(self.fleet.addresses[HTTP]))
-        self.client = stack.enter_context(httpx.Client(timeout=120))
+        self.client = stack.enter_context(local_http.open_client(timeout=120))
         self.looks = {name: [] for name in NODES}
         self.job = stack.enter_context(Job(JobSettings(N_RANKS, folder, has_reports=True)))
         self.agents = [self._start_agent(rank, stack) for rank in range(N_RANKS)]

@@ -26,6 +26,7 @@ from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from tests.e2e.agents import event, find_series, fleet_and_agents, health, sample, told
+from tests.support import local_http
 
 from ingero.otlp.codec import decode_export, encode_protobuf
 from ingero.otlp.names import Signal
@@ -321,14 +322,14 @@ def test_15_mutual_tls_takes_who_has_a_certificate_and_nobody_else(tmp_path):
             authority.configure_trust(context)
         pair.configure_cert(known)
         body = health("n", cluster="p15")
-        assert httpx.post(url, json=body, verify=known).status_code == 200
+        assert local_http.post(url, json=body, verify=known).status_code == 200
         with pytest.raises(httpx.TransportError):
-            httpx.post(url, json=body, verify=anonymous)
+            local_http.post(url, json=body, verify=anonymous)
         old = ssl.create_default_context()
         authority.configure_trust(old)
         pair.configure_cert(old)
         old.maximum_version = ssl.TLSVersion.TLSv1_2
-        assert httpx.post(url, json=body, verify=old).status_code == 200
+        assert local_http.post(url, json=body, verify=old).status_code == 200
 
 
 def test_16_many_events_with_new_ids_are_one_episode(agents, quick):

@@ -9,11 +9,11 @@ import time
 from pathlib import Path
 
 import grpc
-import httpx
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
     ExportMetricsServiceResponse,
 )
 from tests.echo.test_process import ADDRESSES, ECHO
+from tests.support import local_http
 
 OPERATOR, TEAM_A, TEAM_B = "op-" + "o" * 29, "aa-" + "a" * 29, "bb-" + "b" * 29
 ACL = f"""
@@ -65,7 +65,7 @@ class Served:
 
             body, headers["content-type"] = msgspec.json.encode(body), "application/json"
         url = f"http://127.0.0.1:{self.otlp}/v1/{signal}"
-        return httpx.post(url, content=body, headers=headers, timeout=120, **more)
+        return local_http.post(url, content=body, headers=headers, timeout=120, **more)
 
     def call(self, body, signal="metrics", token=OPERATOR, **metadata):
         """OTLP/gRPC with a real client; the response's bytes, or grpc.RpcError."""
@@ -75,7 +75,7 @@ class Served:
             return export(body, metadata=[*given, *metadata.items()], timeout=120)
 
     def sql(self, text, token=OPERATOR):
-        answer = httpx.post(
+        answer = local_http.post(
             f"http://127.0.0.1:{self.api}/api/v2/sql",
             json={"sql": text, "time_window": "99d"},
             headers={"authorization": f"Bearer {token}"},
@@ -87,7 +87,7 @@ class Served:
     def metric(self, name, **labels):
         """The value of one series of /metrics."""
         headers = {"authorization": f"Bearer {OPERATOR}"}
-        text = httpx.get(f"http://127.0.0.1:{self.api}/metrics", headers=headers).text
+        text = local_http.get(f"http://127.0.0.1:{self.api}/metrics", headers=headers).text
         wanted = ",".join(f'{key}="{value}"' for key, value in labels.items())
         found = re.search(
             rf"^{name}{{{wanted}}} (\S+)$" if wanted else rf"^{name} (\S+)$", text, re.MULTILINE
@@ -97,7 +97,7 @@ class Served:
 
     def state(self, path):
         """Status of the health listener."""
-        return httpx.get(f"http://127.0.0.1:{self.health}{path}", timeout=5).status_code
+        return local_http.get(f"http://127.0.0.1:{self.health}{path}", timeout=5).status_code
 
     def audit(self, **wanted):
         """Values of the audit lines of OTLP requests that have these."""

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import httpx
 from tests.echo.service.conftest import ALL, ONE, TWO
+from tests.support import local_http
 
 from ingero.otlp.names import Signal
 
@@ -59,7 +60,7 @@ class Served:
         return status
 
     def push(self, export, token=ALL, signal=Signal.METRICS):
-        return httpx.post(
+        return local_http.post(
             f"http://127.0.0.1:{self.otlp}/v1/{signal.value}",
             content=export.message.SerializeToString(),
             headers={"authorization": f"Bearer {token}", "content-type": "application/x-protobuf"},
@@ -67,7 +68,7 @@ class Served:
         )
 
     def post(self, path, content, token=ALL, **headers):
-        return httpx.post(
+        return local_http.post(
             f"{self.url}{path}",
             content=content,
             headers={
@@ -80,7 +81,7 @@ class Served:
 
     def get(self, path, token=ALL, **headers):
         given = {"authorization": f"Bearer {token}"} if token else {}
-        return httpx.get(f"{self.url}{path}", headers=given | headers, timeout=120)
+        return local_http.get(f"{self.url}{path}", headers=given | headers, timeout=120)
 
     def sql(self, text, token=ALL, **more):
         return self.post("/api/v2/sql", json.dumps({"sql": text, **more}), token)

@@ -9,6 +9,7 @@ import pytest
 import trustme
 from tests.echo.process import SERVICES, metrics, point
 from tests.echo.service.conftest import ALL
+from tests.support import local_http
 from tests.support.echo import RunningEcho
 
 from ingero.config.acl import AclEntry, parse_acl
@@ -60,7 +61,7 @@ class Site:
         given = {"authorization": f"Bearer {token}"} if token else {}
         body = json.dumps(document).encode()
         try:
-            answer = httpx.post(
+            answer = local_http.post(
                 f"https://127.0.0.1:{self.echo.at.otlp_http.port}/v1/metrics",
                 content=body,
                 headers={"content-type": "application/json", **given},
@@ -136,7 +137,7 @@ def test_a_certificate_is_revoked_at_the_next_reload(site):
 def test_questions_need_no_certificate_and_a_bearer(site):
     context = ssl.create_default_context()
     site.ca.configure_trust(context)
-    answer = httpx.get(
+    answer = local_http.get(
         f"{site.echo.url}/api/v2/whoami", headers={"authorization": f"Bearer {ALL}"}, verify=context
     )
     assert answer.status_code == 200

@@ -14,10 +14,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import duckdb
-import httpx
 import pytest
 from mcp import Client, StdioServerParameters, stdio_client
 from tests.echo.test_process import ADDRESSES, ECHO, TOKEN, Echo, fill, numbered, run
+from tests.support import local_http
 
 from ingero.config import parse_model
 from ingero.echo.db.encryption import Encryption, check_encryption, read_key
@@ -262,10 +262,10 @@ def test_a_tenant_reaches_neither_the_key_nor_the_file(tmp_path, token_file, key
         "SET force_mbedtls_unsafe = 'true'",
     ):
         url = f"http://127.0.0.1:{echo.api}/api/v2/sql"
-        answer = httpx.post(url, json={"sql": sql}, headers=headers, timeout=120)
+        answer = local_http.post(url, json={"sql": sql}, headers=headers, timeout=120)
         assert answer.status_code == 400, (sql, answer.text)
         assert KEY.decode() not in answer.text
-    metrics = httpx.get(f"http://127.0.0.1:{echo.api}/metrics", headers=headers).text
+    metrics = local_http.get(f"http://127.0.0.1:{echo.api}/metrics", headers=headers).text
     assert KEY.decode() not in metrics + echo.log.read_text()
     assert echo.sql("SELECT count(*) FROM events") == [[10]]
     assert echo.end() == 0

@@ -6,7 +6,6 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 import grpc
-import httpx
 import pytest
 from google.rpc import error_details_pb2, status_pb2
 from tests.echo.process import (
@@ -23,6 +22,7 @@ from tests.echo.process import (
     rejected,
 )
 from tests.echo.test_poison import to_protobuf
+from tests.support import local_http
 
 MIB = 1 << 20
 SLOW, READER, WRITER, PAST = (f"{name}-" + "x" * 28 for name in ("sl", "re", "wr", "pa"))
@@ -212,7 +212,7 @@ def test_a_bearer_that_has_written_its_quota_waits_and_one_that_may_only_read_or
         assert echo.push(body, token=PAST).status_code == 401
         url = f"http://127.0.0.1:{echo.api}/api/v2/whoami"
         answers = {
-            token: httpx.get(url, headers={"authorization": f"Bearer {token}"})
+            token: local_http.get(url, headers={"authorization": f"Bearer {token}"})
             for token in (READER, WRITER, PAST)
         }
         assert [one.status_code for one in answers.values()] == [200, 403, 401]
@@ -309,4 +309,4 @@ def test_a_small_body_that_unpacks_to_a_large_one_is_decoded_beside_the_others(s
     assert answer.status_code == 200
     bomb = gzip.compress(bytes(64 * MIB))
     assert echo.push(bomb, headers={"content-encoding": "gzip"}).status_code == 413
-    assert httpx.get(f"http://127.0.0.1:{echo.health}/readyz").status_code == 200
+    assert local_http.get(f"http://127.0.0.1:{echo.health}/readyz").status_code == 200

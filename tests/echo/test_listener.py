@@ -6,12 +6,12 @@ import signal
 import socket
 from hashlib import sha256
 
-import httpx
 import pytest
 from mcp import Client
 from mcp.client.streamable_http import streamable_http_client
 from tests.echo.service.conftest import ALL, ONE, TWO
 from tests.echo.serving import ACL, THREE, Served
+from tests.support import local_http
 
 DEEP = b"[" * 100_000
 SUMMARY = "/api/v2/tools/fleet.cluster.summary"
@@ -196,7 +196,7 @@ def test_a_drain_does_not_wait_for_an_mcp_stream_and_leaves_no_traceback(tmp_pat
     echo = Served(tmp_path, drain="20s")
 
     async def scenario():
-        async with httpx.AsyncClient(timeout=120) as client:
+        async with local_http.open_async_client(timeout=120) as client:
             headers = {"authorization": f"Bearer {ONE}", "accept": "text/event-stream"}
             async with client.stream("GET", f"{echo.url}/mcp", headers=headers) as stream:
                 assert stream.status_code == 200
@@ -232,7 +232,7 @@ def test_a_drain_ends_what_does_not_end_by_itself_when_its_time_is_over(tmp_path
 def test_the_official_client_works_through_all_of_this(echo):
     async def scenario():
         headers = {"authorization": f"Bearer {ONE}"}
-        async with httpx.AsyncClient(headers=headers, timeout=120) as http:
+        async with local_http.open_async_client(headers=headers, timeout=120) as http:
             transport = streamable_http_client(f"{echo.url}/mcp", http_client=http)
             async with Client(transport) as client:
                 tools = await client.list_tools()

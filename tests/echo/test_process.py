@@ -18,6 +18,7 @@ import httpx
 import pytest
 from mcp import Client, StdioServerParameters, stdio_client
 from tests.echo.service.conftest import collectives, gauge, health, metrics, resource
+from tests.support import local_http
 
 from ingero.config import parse_model
 from ingero.echo.db.backup_socket import _ask as send_request
@@ -50,7 +51,7 @@ class Echo:
         _, self.otlp, self.api, self.health = (int(port) for port in ports)
 
     def push(self, export, signal=Signal.METRICS, token=TOKEN, timeout=120):
-        return httpx.post(
+        return local_http.post(
             f"http://127.0.0.1:{self.otlp}/v1/{signal.value}",
             content=export.message.SerializeToString(),
             headers={"authorization": f"Bearer {token}", "content-type": "application/x-protobuf"},
@@ -58,7 +59,7 @@ class Echo:
         )
 
     def sql(self, text):
-        answer = httpx.post(
+        answer = local_http.post(
             f"http://127.0.0.1:{self.api}/api/v2/sql",
             json={"sql": text, "time_window": "99d"},
             headers={"authorization": f"Bearer {TOKEN}"},
@@ -69,7 +70,9 @@ class Echo:
 
     def whoami(self, token):
         headers = {"authorization": f"Bearer {token}"}
-        return httpx.get(f"http://127.0.0.1:{self.api}/api/v2/whoami", headers=headers).status_code
+        return local_http.get(
+            f"http://127.0.0.1:{self.api}/api/v2/whoami", headers=headers
+        ).status_code
 
     def end(self, how=signal.SIGTERM):
         self.process.send_signal(how)
@@ -254,7 +257,7 @@ def test_a_full_disk_stops_ingest_and_not_reads_and_room_mends_it(small_disk, to
     assert answer.status_code == 200
     assert echo.sql("SELECT count(*) FROM events WHERE cluster_id = 'after'") == [[45]]
     headers = {"authorization": f"Bearer {TOKEN}"}
-    metrics_text = httpx.get(f"http://127.0.0.1:{echo.api}/metrics", headers=headers).text
+    metrics_text = local_http.get(f"http://127.0.0.1:{echo.api}/metrics", headers=headers).text
     written = re.search(r'rows_total\{outcome="written"\} (\S+)', metrics_text)
     assert float(written[1]) >= expected
     assert echo.end() == 0

@@ -2,10 +2,10 @@
 
 import json
 
-import httpx
 import pytest
 from tests.echo.process import metrics, point
 from tests.echo.service.conftest import ALL, ask, bearers, sql
+from tests.support import local_http
 from tests.support.echo import RunningEcho
 
 from ingero.config.model import parse_model
@@ -18,7 +18,7 @@ from ingero.telemetry.clock import SystemClock
 
 def push(echo, n, name):
     document = metrics([point(rank=i) for i in range(n)], cluster="c1", name=name)
-    return httpx.post(
+    return local_http.post(
         f"http://127.0.0.1:{echo.at.otlp_http.port}/v1/metrics",
         content=json.dumps(document),
         headers={"authorization": f"Bearer {ALL}", "content-type": "application/json"},
@@ -74,12 +74,16 @@ def test_a_replica_answers_from_the_newest_backup_follows_it_and_takes_nothing(s
         assert count(replica) == 10
         refused = push(replica, 3, "o")
         assert (refused.status_code, "answers from backups" in refused.text) == (403, True)
-        assert httpx.get(f"http://127.0.0.1:{replica.at.health.port}/readyz").status_code == 200
+        assert (
+            local_http.get(f"http://127.0.0.1:{replica.at.health.port}/readyz").status_code == 200
+        )
         shown = [back_up()]
         follow(replica)
         assert count(replica) == 15
         assert ask(replica, "fleet.cluster.summary").status_code == 200
-        text = httpx.get(f"{replica.url}/metrics", headers={"authorization": f"Bearer {ALL}"}).text
+        text = local_http.get(
+            f"{replica.url}/metrics", headers={"authorization": f"Bearer {ALL}"}
+        ).text
         (line,) = (
             one for one in text.splitlines() if one.startswith("ingero_echo_replica_timestamp")
         )

@@ -3,11 +3,11 @@
 import json
 
 import grpc
-import httpx
 import pytest
 from google.rpc import error_details_pb2, status_pb2
 from tests.echo.process import SERVICES, metrics, point, rejected
 from tests.echo.service.conftest import ALL, ONE, TWO, ask
+from tests.support import local_http
 from tests.support.echo import RunningEcho
 
 from ingero.config.acl import AclEntry, WriteQuota, parse_acl
@@ -37,7 +37,7 @@ def open_quota(tmp_path):
 
 
 def push(echo, document, token=ONE):
-    return httpx.post(
+    return local_http.post(
         f"http://127.0.0.1:{echo.at.otlp_http.port}/v1/metrics",
         content=json.dumps(document),
         headers={"authorization": f"Bearer {token}", "content-type": "application/json"},
@@ -73,7 +73,7 @@ def find_retry(error):
 
 def scrape(echo, token=ALL):
     """Values of the series of quotas, by name and labels without the bearer."""
-    text = httpx.get(f"{echo.url}/metrics", headers={"authorization": f"Bearer {token}"}).text
+    text = local_http.get(f"{echo.url}/metrics", headers={"authorization": f"Bearer {token}"}).text
     bearer = echo.bearers[1] and echo.service.access.bearers.principals[1].label
     return {
         line
@@ -124,7 +124,7 @@ def test_beyond_its_series_the_rows_of_those_it_has_are_kept_and_new_ones_refuse
     assert other.status_code == 400
     assert "max_series of 100" in other.json()["message"]
     assert rejected(push(echo, points(80, cluster="c2"), TWO)) == (0, "")
-    counted = httpx.post(
+    counted = local_http.post(
         f"{echo.url}/api/v2/sql",
         json={"sql": "SELECT count(DISTINCT attributes) FROM events WHERE cluster_id = 'c1'"},
         headers={"authorization": f"Bearer {ONE}"},

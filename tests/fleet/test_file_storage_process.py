@@ -4,9 +4,9 @@ import os
 import signal
 import subprocess
 
-import httpx
 import pytest
 from tests.fleet.test_process import Upstream, _free_port, _push, _scrape
+from tests.support import local_http
 
 from ingero.testing.fleet import run_fleet, wait_for_line
 
@@ -51,7 +51,9 @@ def _push_all(fleet, values):
 def test_what_was_acknowledged_before_kill_9_is_delivered_by_the_next_process_in_order(start):
     port = _free_port()
     with start(port) as fleet:
-        assert httpx.get(f"http://{fleet.addresses['extensions.healthee']}/healthz/ee").is_success
+        assert local_http.get(
+            f"http://{fleet.addresses['extensions.healthee']}/healthz/ee"
+        ).is_success
         taken = _push_all(fleet, range(30))
         fleet.signal(signal.SIGKILL)
         assert fleet.wait() != 0

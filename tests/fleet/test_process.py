@@ -8,12 +8,12 @@ import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
-import httpx
 import pytest
 import trustme
 from prometheus_client.parser import text_string_to_metric_families
 from tests.e2e.agents import health
 from tests.e2e.test_collectives import job
+from tests.support import local_http
 
 from ingero.errors import IngeroError
 from ingero.otlp.codec import decode_export, encode_protobuf
@@ -65,12 +65,12 @@ def _body(value):
 
 def _push(fleet, value=1.0):
     where = fleet.addresses["receivers.otlp http"]
-    return httpx.post(f"http://{where}/v1/metrics", json=_body(value), timeout=120)
+    return local_http.post(f"http://{where}/v1/metrics", json=_body(value), timeout=120)
 
 
 def _scrape(fleet, name):
     where = fleet.addresses["service.telemetry.metrics"]
-    text = httpx.get(f"http://{where}/metrics").text
+    text = local_http.get(f"http://{where}/metrics").text
     return sum(
         sample.value
         for family in text_string_to_metric_families(text)
@@ -143,7 +143,7 @@ def test_seed_and_shipped_configurations_start_take_a_push_and_end_cleanly(file,
     config.write_text(text)
     with run_fleet(config, ["service.telemetry.metrics.address=127.0.0.1:0"]) as fleet:
         assert _push(fleet).status_code == 200
-        scraped = httpx.get(f"http://{fleet.addresses['exporters.prometheus']}/metrics").text
+        scraped = local_http.get(f"http://{fleet.addresses['exporters.prometheus']}/metrics").text
         assert re.search(r"^m\b.* 1(\.0)?$", scraped, re.MULTILINE)
         fleet.signal(signal.SIGTERM)
         assert fleet.wait() == 0
@@ -189,7 +189,7 @@ service:
 
 def _ask_admin(fleet, page, **query):
     where = fleet.addresses["extensions.ingero_threshold admin"]
-    return httpx.get(f"http://{where}/api/v1/admin/{page}", params=query)
+    return local_http.get(f"http://{where}/api/v1/admin/{page}", params=query)
 
 
 def _report_job(fleet):
@@ -198,7 +198,7 @@ def _report_job(fleet):
     for run in job(slow=5):
         content = encode_protobuf(build_collectives([run], 1_795_230_273_280_661_023))
         headers = {"content-type": "application/x-protobuf"}
-        httpx.post(f"http://{where}/v1/logs", content=content, headers=headers, timeout=120)
+        local_http.post(f"http://{where}/v1/logs", content=content, headers=headers, timeout=120)
     wait_until(lambda: _ask_admin(fleet, "verdicts", cluster_id="job").is_success)
 
 
@@ -211,7 +211,7 @@ def test_a_reload_of_prices_and_thresholds_forgets_neither_scores_nor_evidence(t
         where = fleet.addresses["receivers.otlp http"]
         for index in range(6):
             body = health(f"n{index}", cluster="c")
-            httpx.post(f"http://{where}/v1/metrics", json=body, timeout=120)
+            local_http.post(f"http://{where}/v1/metrics", json=body, timeout=120)
         _report_job(fleet)
         config.write_text(
             JUDGING.replace("fallback_rate: 1.0", "fallback_rate: 2.0").replace("k: 2.0", "k: 3.0")
@@ -274,7 +274,7 @@ def _serving_tls(text, file):
 
 def _push_by_tls(fleet):
     url = f"https://{fleet.addresses['receivers.otlp http']}/v1/metrics"
-    return httpx.post(url, json=_body(1.0), timeout=120, verify=False)
+    return local_http.post(url, json=_body(1.0), timeout=120, verify=False)
 
 
 @pytest.mark.slow

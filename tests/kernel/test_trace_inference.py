@@ -7,11 +7,11 @@ import subprocess
 import sys
 from contextlib import contextmanager
 
-import httpx
 import pytest
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
     ExportMetricsServiceRequest,
 )
+from tests.support import local_http
 
 from ingero.model.verdicts import VerdictKind
 from ingero.sim.local_fleet import ADMIN, OTLP_HTTP, run_local_fleet
@@ -157,7 +157,7 @@ def check_pushed(collector, lines, account):
 @pytest.mark.slow
 @pytest.mark.live
 def test_fleet_names_the_slow_rank_of_a_tensor_parallel_server():
-    with run_local_fleet() as fleet, httpx.Client() as client:
+    with run_local_fleet() as fleet, local_http.open_client() as client:
         url, admin = fleet.url(OTLP_HTTP), fleet.url(ADMIN)
         serve = ("sim", "run", "serve", "--ranks", "4", "slow_rank=2", "slow_from=100", "slow_each=1",
                  "slow_us=20000", "requests=100000", "wait_us=300000")  # fmt: skip

@@ -5,10 +5,10 @@ import json
 import re
 from dataclasses import replace
 
-import httpx
 import pytest
 from tests.remediation.live import run_job, write_policy
 from tests.remediation.site import QUICK, Site, build_config
+from tests.support import local_http
 
 from ingero.cli.main import run_program
 from ingero.cli.programs.remediator import cli
@@ -333,19 +333,19 @@ def test_over_http_a_person_sees_the_page_and_answers_once(tmp_path):
     asked = Asked(tmp_path, base="http://127.0.0.1:1")
     with serve_threaded(Endpoint("127.0.0.1", 0), asked.page.respond, "listen") as bound:
         link = asked.links["ana"].replace("127.0.0.1:1", str(bound))
-        with httpx.Client() as client:
+        with local_http.open_client() as client:
             assert client.head(link).status_code == 200
             page = client.get(link)  # a body of the HEAD would be in its way
         assert page.status_code == 200
         assert page.headers["content-type"] == "text/html; charset=utf-8"
-        assert httpx.post(link, content=b"x" * 5000).status_code == 413
-        assert httpx.put(link, content=b"answer=approve").status_code == 501
+        assert local_http.post(link, content=b"x" * 5000).status_code == 413
+        assert local_http.put(link, content=b"answer=approve").status_code == 501
         assert asked.site.states() == ["proposed"]
         headers = {"Origin": "http://127.0.0.1:1"}
-        answer = httpx.post(link, data={"answer": "approve"}, headers=headers)
+        answer = local_http.post(link, data={"answer": "approve"}, headers=headers)
         assert (answer.status_code, answer.headers["location"]) == (303, asked.links["ana"])
         assert asked.site.states() == ["approved"]
-        assert httpx.get(link.rpartition("/")[0] + "/").status_code == 404
+        assert local_http.get(link.rpartition("/")[0] + "/").status_code == 404
 
 
 @pytest.mark.slow
@@ -372,17 +372,19 @@ def test_a_real_finding_is_approved_by_the_link_that_was_sent(tmp_path, receiver
             assert json.loads(body)["text"].endswith(f": http://127.0.0.1{path}")
             assert (
                 "ingero_remediator_messages_sent_total 1"
-                in httpx.get(program.url("metrics", "/metrics")).text
+                in local_http.get(program.url("metrics", "/metrics")).text
             )
             url = program.url("approval", path)
-            assert "Take node5 out of service?" in httpx.get(url).text
+            assert "Take node5 out of service?" in local_http.get(url).text
             assert not (tmp_path / "out").exists()
             headers = {"Origin": "http://127.0.0.1"}
-            assert httpx.post(url, data={"answer": "approve"}, headers=headers).status_code == 303
+            assert (
+                local_http.post(url, data={"answer": "approve"}, headers=headers).status_code == 303
+            )
 
             def is_done():
                 pushes.push()
-                return "node5: done" in httpx.get(url).text
+                return "node5: done" in local_http.get(url).text
 
             wait_until(is_done)
             assert (tmp_path / "out").exists()

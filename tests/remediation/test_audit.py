@@ -5,10 +5,10 @@ import sqlite3
 from contextlib import ExitStack
 from threading import Event, Thread
 
-import httpx
 import pytest
 from tests.remediation.live import run_job
 from tests.remediation.site import Site, build_config
+from tests.support import local_http
 from tests.support.echo import RunningEcho
 
 from ingero.cli.main import run_program
@@ -66,7 +66,7 @@ def endpoint_of(echo):
 
 
 def ask(echo, tool="remediation", **args):
-    answer = httpx.post(
+    answer = local_http.post(
         f"{echo.url}/api/v2/tools/fleet.cluster.{tool}",
         json={"args": {"time_window": "1d", **args}},
         headers={"authorization": f"Bearer {BEARER}"},

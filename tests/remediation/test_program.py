@@ -6,11 +6,11 @@ import sqlite3
 from dataclasses import replace
 from threading import Event
 
-import httpx
 import pytest
 from tests.deploy.promtool import promtool
 from tests.e2e.prometheus import needs_prometheus
 from tests.remediation.site import QUICK, Site, build_config
+from tests.support import local_http
 
 from ingero.cli.main import run_program
 from ingero.cli.programs.remediator import cli
@@ -190,7 +190,7 @@ def test_a_second_remediator_waits_until_the_first_ends(asked):
     with launch(module, arguments) as first, start(module, arguments) as second:
         wait_until(lambda: "waiting until it ends" in second.log)
         page = first.url("metrics", "/metrics")
-        assert "ingero_remediator_fleet_away_total" in httpx.get(page).text
+        assert "ingero_remediator_fleet_away_total" in local_http.get(page).text
         first.process.send_signal(signal.SIGKILL)
         second.wait_until_ready()
         assert "has ended" in second.log

@@ -3,8 +3,8 @@
 import asyncio
 import socket
 
-import httpx
 import pytest
+from tests.support import local_http
 
 from ingero.config import Endpoint
 from ingero.errors import IngeroError
@@ -25,7 +25,7 @@ def test_port_zero_is_bound_and_readable_and_answers_with_a_date():
         server = AsgiServer(_hello, Endpoint("127.0.0.1", 0))
         await server.start()
         assert server.bound.port > 0
-        async with httpx.AsyncClient() as client:
+        async with local_http.open_async_client() as client:
             answer = await client.get(f"http://{server.bound}/x")
         await server.stop()
         return answer
@@ -41,7 +41,7 @@ def test_names_and_empty_hosts_are_reachable_over_ipv4(host):
     async def scenario():
         server = AsgiServer(_hello, Endpoint(host, 0))
         await server.start()
-        async with httpx.AsyncClient() as client:
+        async with local_http.open_async_client() as client:
             answer = await client.get(f"http://127.0.0.1:{server.bound.port}/")
         await server.stop()
         return answer.status_code
@@ -61,7 +61,7 @@ def test_request_in_flight_finishes_during_stop_and_new_ones_are_refused():
         server = AsgiServer(slow, Endpoint("127.0.0.1", 0))
         await server.start()
         where = server.bound
-        async with httpx.AsyncClient() as client:
+        async with local_http.open_async_client() as client:
             request = asyncio.create_task(client.get(f"http://{where}/"))
             await entered.wait()
             stopping = asyncio.create_task(server.stop())
@@ -93,7 +93,7 @@ def test_request_that_outlives_the_drain_is_cancelled():
 
         server = AsgiServer(stuck, Endpoint("127.0.0.1", 0), settings=AsgiSettings(drain_s=0))
         await server.start()
-        async with httpx.AsyncClient() as client:
+        async with local_http.open_async_client() as client:
             request = asyncio.create_task(client.get(f"http://{server.bound}/"))
             await entered.wait()
             await server.stop()

@@ -6,8 +6,8 @@ import shutil
 import subprocess
 import sys
 
-import httpx
 import pytest
+from tests.support import local_http
 
 from ingero.config import Endpoint
 from ingero.serving.asgi import AsgiServer
@@ -28,7 +28,7 @@ def _get(*requests):
     async def scenario():
         server = AsgiServer(scrape_app(_registry()), Endpoint("127.0.0.1", 0))
         await server.start()
-        async with httpx.AsyncClient(base_url=f"http://{server.bound}") as client:
+        async with local_http.open_async_client(base_url=f"http://{server.bound}") as client:
             answers = [
                 await client.request(method, path, headers=headers)
                 for method, path, headers in requests
@@ -71,7 +71,7 @@ def test_scrape_without_a_free_descriptor_is_a_503_without_a_traceback(caplog):
     async def scenario():
         server = AsgiServer(scrape_app(_registry()), Endpoint("127.0.0.1", 0))
         await server.start()
-        async with httpx.AsyncClient(base_url=f"http://{server.bound}") as client:
+        async with local_http.open_async_client(base_url=f"http://{server.bound}") as client:
             await client.get("/")  # the connection is there
             forgotten = {
                 name: sys.modules.pop(name)

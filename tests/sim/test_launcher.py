@@ -9,8 +9,8 @@ import sys
 from contextlib import ExitStack
 from pathlib import Path
 
-import httpx
 import pytest
+from tests.support import local_http
 
 from ingero.errors import IngeroError, UnsupportedError
 from ingero.sim.launcher import launch
@@ -91,7 +91,7 @@ def test_every_program_reports_where_it_listens(tmp_path):
                 host, port = program.address(what).split(":")
                 assert (host, int(port) > 0) == ("127.0.0.1", True)
                 if path:
-                    httpx.get(program.url(what, path), timeout=120)
+                    local_http.get(program.url(what, path), timeout=120)
             with pytest.raises(UnsupportedError, match=f"ingero-{name} has no address of gopher"):
                 program.address("gopher")
             program.signal(signal.SIGTERM)

@@ -5,7 +5,6 @@ import json
 import time
 from concurrent.futures import ThreadPoolExecutor
 
-import httpx
 import pytest
 from tests.echo.clickhouse.conftest import make_store, now_of
 from tests.echo.clickhouse.server import PASSWORD
@@ -20,6 +19,7 @@ from tests.echo.service.conftest import (
     result,
     sql,
 )
+from tests.support import local_http
 from tests.support.echo import RunningEcho
 
 from ingero.config import parse_model
@@ -99,7 +99,7 @@ def test_a_site_on_clickhouse_is_asked_like_any_other(server, database, password
         assert sql(echo, counted, ONE).json()["rows"] == [["c1", 45]]
         refused = sql(echo, "SELECT * FROM schema_migrations", ALL)
         assert refused.status_code == 400
-        ready = httpx.get(f"http://127.0.0.1:{echo.at.health.port}/readyz")
+        ready = local_http.get(f"http://127.0.0.1:{echo.at.health.port}/readyz")
         assert ready.status_code == 200
     assert list(tmp_path.iterdir()) == [password_file]  # nothing is kept beside the server
     assert not backup_socket_path(settings["store"]).exists()

@@ -1,8 +1,8 @@
 import time
 
-import httpx
 import numpy as np
 import pytest
+from tests.support import local_http
 from tests.support.echo import RunningEcho
 
 from ingero.config.acl import AclEntry
@@ -99,7 +99,7 @@ def push(echo, export, token=ALL, signal=Signal.METRICS, **headers):
     path = {Signal.METRICS: "/v1/metrics", Signal.LOGS: "/v1/logs", Signal.TRACES: "/v1/traces"}[
         signal
     ]
-    return httpx.post(
+    return local_http.post(
         f"http://127.0.0.1:{echo.at.otlp_http.port}{path}",
         content=export.message.SerializeToString(),
         headers={
@@ -112,7 +112,7 @@ def push(echo, export, token=ALL, signal=Signal.METRICS, **headers):
 
 
 def ask(echo, tool, args=None, token=ALL, **headers):
-    return httpx.post(
+    return local_http.post(
         f"{echo.url}/api/v2/tools/{tool}",
         json={"args": args or {}},
         headers={"authorization": f"Bearer {token}", **headers},
@@ -127,7 +127,7 @@ def result(echo, tool, args=None, token=ALL):
 
 
 def sql(echo, text, token=ALL, **more):
-    return httpx.post(
+    return local_http.post(
         f"{echo.url}/api/v2/sql",
         json={"sql": text, **more},
         headers={"authorization": f"Bearer {token}"},

@@ -10,7 +10,6 @@ from hashlib import sha256
 
 import cramjam
 import grpc
-import httpx
 import pytest
 import zstandard
 from opentelemetry.exporter.otlp.proto.grpc.metric_exporter import (
@@ -37,6 +36,7 @@ from tests.echo.service.conftest import (
     sql,
 )
 from tests.serving.otlp.http2 import Client
+from tests.support import local_http
 
 from ingero.config.acl import AclEntry
 from ingero.errors import ConfigError
@@ -48,7 +48,7 @@ NOBODY = "nobody-" + "d" * 28
 def get(echo, path, token=None, **headers):
     if token:
         headers["authorization"] = f"Bearer {token}"
-    return httpx.get(f"{echo.url}{path}", headers=headers)
+    return local_http.get(f"{echo.url}{path}", headers=headers)
 
 
 # Tenants.
@@ -74,7 +74,7 @@ def test_sql_sees_the_bearers_rows_and_no_others(site, probe, table):
 @pytest.mark.parametrize("token", [ONE, TWO])
 def test_no_tool_shows_the_other_tenants_rows(site, token):
     own, other = ("c1", "c2") if token == ONE else ("c2", "c1")
-    for tool in httpx.get(
+    for tool in local_http.get(
         f"{site.url}/api/v2/tools/list", headers={"authorization": f"Bearer {token}"}
     ).json()["tools"]:
         extra = {
@@ -190,7 +190,7 @@ def test_version_one_is_gone_and_says_where_to_go(site):
 def test_unknown_tools_paths_methods_and_bodies_have_their_codes(site):
     def post(path, content, kind="application/json"):
         headers = {"authorization": f"Bearer {ALL}", "content-type": kind}
-        return httpx.post(f"{site.url}{path}", content=content, headers=headers)
+        return local_http.post(f"{site.url}{path}", content=content, headers=headers)
 
     tool = "/api/v2/tools/fleet.cluster.summary"
     for answer, status, code in (
@@ -313,12 +313,12 @@ def test_draining_refuses_what_is_new_and_finishes_what_is_in_flight(open_echo):
 def test_health_needs_no_bearer_and_readiness_follows_the_disk(open_echo):
     echo = open_echo(min_free_space="1MiB")
     base = f"http://127.0.0.1:{echo.at.health.port}"
-    assert httpx.get(f"{base}/healthz").json() == {"status": "ok"}
-    assert httpx.get(f"{base}/readyz").status_code == 200
+    assert local_http.get(f"{base}/healthz").json() == {"status": "ok"}
+    assert local_http.get(f"{base}/readyz").status_code == 200
     echo.service.store._read_free_bytes = lambda: 0
     echo.service.store._free_read_ns -= 10**12
-    assert httpx.get(f"{base}/readyz").status_code == 503
-    assert httpx.get(f"{base}/healthz").json() == {"status": "read_only"}
+    assert local_http.get(f"{base}/readyz").status_code == 503
+    assert local_http.get(f"{base}/healthz").json() == {"status": "read_only"}
     refused = push(echo, health("c1", time.time_ns()))
     assert (refused.status_code, refused.headers["retry-after"]) == (429, "30")
 

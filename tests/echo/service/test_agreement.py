@@ -2,7 +2,6 @@
 
 import time
 
-import httpx
 import pytest
 from tests.echo.service.conftest import (
     ALL,
@@ -12,6 +11,7 @@ from tests.echo.service.conftest import (
     resource,
     result,
 )
+from tests.support import local_http
 
 from ingero.otlp.codec import build_attributes, structs
 
@@ -50,7 +50,7 @@ def answers(site):
     assert push(site, quiet_straggler("c3", now_ns)).status_code == 200
     for cluster in ("c1", "c3"):
         assert push(site, fleets_own(cluster, now_ns)).status_code == 200
-    names = httpx.get(
+    names = local_http.get(
         f"{site.url}/api/v2/tools/list", headers={"authorization": f"Bearer {ALL}"}
     ).json()["tools"]
     assert len(names) == 20

@@ -5,13 +5,13 @@ import ssl
 import time
 
 import grpc
-import httpx
 import pytest
 import trustme
 from tests.echo.service.conftest import (
     ONE,
     health,
 )
+from tests.support import local_http
 
 from ingero.errors import ConfigError
 
@@ -39,7 +39,7 @@ def test_tls_serves_every_listener_and_a_new_certificate_needs_no_restart(open_e
             return link.getpeercert()["serialNumber"]
 
     first = serial()
-    answer = httpx.get(
+    answer = local_http.get(
         f"{echo.url}/api/v2/whoami", headers={"authorization": f"Bearer {ONE}"}, verify=context
     )
     assert answer.status_code == 200

@@ -3,9 +3,9 @@
 import logging
 import re
 
-import httpx
 import pytest
 from tests.echo.service.conftest import ONE, TWO, ask
+from tests.support import local_http
 
 from ingero.echo.service import api, executor
 
@@ -24,7 +24,7 @@ WHERE = {
 
 
 def n_failed(echo, handler):
-    text = httpx.get(f"{echo.url}/metrics", headers={"authorization": f"Bearer {ONE}"}).text
+    text = local_http.get(f"{echo.url}/metrics", headers={"authorization": f"Bearer {ONE}"}).text
     found = re.search(
         rf'^ingero_echo_bearer_requests_total{{bearer="\w+",handler="{handler}",status_class="5xx"}} (\S+)$',
         text,
@@ -41,7 +41,7 @@ def test_a_crash_is_a_500_with_its_id_a_counter_and_a_line(site, monkeypatch, ca
     body = {"args": {}} if handler == "tools" else {"sql": "SELECT 1"} if handler == "sql" else None
     with monkeypatch.context() as broken, caplog.at_level(logging.INFO):
         broken.setattr(module, name, fail)
-        answer = httpx.request(method, f"{site.url}{path}", json=body, headers=headers)
+        answer = local_http.request(method, f"{site.url}{path}", json=body, headers=headers)
         broken.undo()
         assert ask(site, "fleet.cluster.summary", token=TWO).status_code == 200
     assert (answer.status_code, answer.json()["code"]) == (500, "internal")

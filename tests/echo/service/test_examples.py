@@ -9,11 +9,11 @@ import sys
 from pathlib import Path
 from typing import get_args
 
-import httpx
 import pytest
 import yaml
 from msgspec.structs import fields
 from tests.echo.service.conftest import ALL
+from tests.support import local_http
 
 from ingero.echo.queries.catalog import QUERIES
 from ingero.serving.query import get_query
@@ -66,7 +66,7 @@ PROMETHEUS = [one["expr"] for _, source, one in targets() if source["uid"] == "i
 @pytest.mark.parametrize(("title", "target"), INFINITY, ids=[title for title, _ in INFINITY])
 def test_a_panel_asks_what_is_served_and_shows_columns_that_there_are(site, title, target):
     options = target["url_options"]
-    answer = httpx.request(
+    answer = local_http.request(
         options["method"],
         f"{site.url}{target['url']}",
         content=options["data"],
@@ -92,7 +92,7 @@ def test_a_panel_asks_what_is_served_and_shows_columns_that_there_are(site, titl
 
 
 def test_the_panels_of_prometheus_name_series_that_are_scraped(site):
-    scraped = httpx.get(f"{site.url}/metrics", headers={"authorization": f"Bearer {ALL}"}).text
+    scraped = local_http.get(f"{site.url}/metrics", headers={"authorization": f"Bearer {ALL}"}).text
     for expression in PROMETHEUS:
         names = re.findall(r"ingero_\w+", expression)
         assert names

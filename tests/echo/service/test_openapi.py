@@ -5,13 +5,13 @@ import sys
 import time
 from pathlib import Path
 
-import httpx
 import pytest
 import schemathesis
 from hypothesis import HealthCheck, Phase, given, settings
 from schemathesis.specs.openapi.checks import ignored_auth, positive_data_acceptance
 from tests.echo.service.conftest import ALL, collectives, health
 from tests.echo.serving import Served
+from tests.support import local_http
 
 from ingero.otlp.names import Signal
 
@@ -29,7 +29,7 @@ SQL_PATHS = {"/api/v2/sql", "/api/v2/tools/fleet.cluster.run_analysis"}
 
 @pytest.fixture(scope="module")
 def document(site):
-    return httpx.get(f"{site.url}/api/v2/openapi.json", headers=HEADERS).json()
+    return local_http.get(f"{site.url}/api/v2/openapi.json", headers=HEADERS).json()
 
 
 def test_the_document_lists_every_tool_and_resolves_its_own_references(document):
@@ -74,13 +74,13 @@ def test_a_tool_wants_the_body_that_the_document_says_it_wants(site, document):
             assert operations["post"]["requestBody"]["required"]
             for body in (b"", b"{}", b"null", b"[]", b'{"args":null}', b'{"args":[]}'):
                 headers = HEADERS | {"content-type": JSON}
-                refused = httpx.post(f"{site.url}{path}", headers=headers, content=body)
+                refused = local_http.post(f"{site.url}{path}", headers=headers, content=body)
                 assert (refused.status_code, refused.json()["code"]) == (400, "invalid_arguments")
 
 
 def test_a_get_path_says_which_methods_it_takes(site):
     for path in ("/api/v2/tools/list", "/api/v2/whoami", "/api/versions"):
-        answer = httpx.post(f"{site.url}{path}", headers=HEADERS, json={})
+        answer = local_http.post(f"{site.url}{path}", headers=HEADERS, json={})
         assert (answer.status_code, answer.json()["code"]) == (405, "method_not_allowed")
         assert set(answer.headers["allow"].split(", ")) == {"GET", "HEAD"}
 

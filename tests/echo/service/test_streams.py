@@ -8,11 +8,11 @@ import socket
 import time
 from concurrent.futures import ThreadPoolExecutor
 
-import httpx
 import msgspec
 import pyarrow as pa
 import pytest
 from tests.echo.service.conftest import ALL, ONE, TWO, ask, bearers, result, sql
+from tests.support import local_http
 from tests.support.echo import RunningEcho
 
 from ingero.echo.db.rows import Rows
@@ -139,7 +139,7 @@ def test_an_answer_without_rows_still_has_its_columns_and_its_coverage(site):
 
 def test_more_rows_than_json_may_have_come_in_batches(large):
     body = {"args": {"node_id": "n1", "cluster_id": "c1"}, "max_rows": 30_000}
-    answer = httpx.post(
+    answer = local_http.post(
         f"{large.url}/api/v2/tools/{NODE}",
         json=body,
         headers={"authorization": f"Bearer {ALL}", "accept": ARROW},
@@ -158,7 +158,7 @@ def test_more_rows_than_json_may_have_come_in_batches(large):
 
 @pytest.mark.parametrize("max_rows", [0, 1_000_001, "many"])
 def test_a_wrong_max_rows_is_refused(site, max_rows):
-    answer = httpx.post(
+    answer = local_http.post(
         f"{site.url}/api/v2/tools/fleet.cluster.summary",
         json={"args": {}, "max_rows": max_rows},
         headers={"authorization": f"Bearer {ALL}", "accept": LINES},
@@ -300,11 +300,15 @@ def test_sql_rows_come_in_each_form_also_those_of_mixed_kinds(site):
     )
     headers = {"authorization": f"Bearer {ALL}"}
     url = f"{site.url}/api/v2/sql"
-    lines = httpx.post(url, json={"sql": text}, headers=headers | {"accept": LINES}, timeout=120)
+    lines = local_http.post(
+        url, json={"sql": text}, headers=headers | {"accept": LINES}, timeout=120
+    )
     whole = sql(site, text).json()
     assert whole["columns"] == ["a", "a_3", "a_2", "big"]
     assert json.loads(lines.text) == dict(zip(whole["columns"], whole["rows"][0], strict=True))
-    arrow = httpx.post(url, json={"sql": text}, headers=headers | {"accept": ARROW}, timeout=120)
+    arrow = local_http.post(
+        url, json={"sql": text}, headers=headers | {"accept": ARROW}, timeout=120
+    )
     table = pa.ipc.open_stream(arrow.content).read_all()
     assert table.column_names == whole["columns"]
     assert table.column("a").to_pylist() == [1]

@@ -3,8 +3,8 @@
 import asyncio
 from pathlib import Path
 
-import httpx
 from prometheus_client.parser import text_string_to_metric_families
+from tests.support import local_http
 
 from ingero.config import parse_model
 from ingero.fleet.component import ComponentId, PushContext
@@ -46,7 +46,7 @@ class Scraped:
                 for step in steps:
                     step()
                 url = f"http://{self.host.announced['']}/metrics"
-                async with httpx.AsyncClient() as client:
+                async with local_http.open_async_client() as client:
                     return await client.get(url, headers=headers or {})
             finally:
                 await self.exporter.stop()

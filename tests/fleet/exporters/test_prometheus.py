@@ -5,7 +5,6 @@ import json
 import shutil
 import subprocess
 
-import httpx
 import pytest
 from prometheus_client.openmetrics.parser import (
     text_string_to_metric_families as parse_open_metrics,
@@ -20,6 +19,7 @@ from tests.fleet.exporters.scraped import (
     sample,
     series,
 )
+from tests.support import local_http
 
 from ingero.config import parse_model
 from ingero.fleet.exporters.prometheus.config import PrometheusConfig
@@ -302,7 +302,7 @@ def test_other_paths_and_methods_are_refused():
         await scraped.exporter.start(scraped.host)
         try:
             base = f"http://{scraped.host.announced['']}"
-            async with httpx.AsyncClient() as client:
+            async with local_http.open_async_client() as client:
                 return (
                     (await client.get(f"{base}/")).status_code,
                     (await client.post(f"{base}/metrics")).status_code,

@@ -3,7 +3,6 @@
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
-import httpx
 import pytest
 from prometheus_client.openmetrics.parser import (
     text_string_to_metric_families as parse_open_metrics,
@@ -11,6 +10,7 @@ from prometheus_client.openmetrics.parser import (
 from tests.e2e.prometheus import needs_prometheus, serve_config
 from tests.fleet.exporters.scraped import NODE, WALL, Scraped, gauge_export, labelled, series
 from tests.fleet.exporters.test_prometheus_native import families
+from tests.support import local_http
 
 from ingero.config import parse_model
 from ingero.fleet.exporters.prometheus.formats import ExpositionFormat
@@ -270,7 +270,7 @@ def test_a_real_prometheus_takes_each_page_with_such_labels(tmp_path):
     try:
         with serve_config(tmp_path, {"scrape_configs": jobs}, native) as prometheus:
             assert wait_until(lambda: prometheus.number("count(up)") == len(pages))
-            targets = httpx.get(f"{prometheus.url}/api/v1/targets").json()["data"]
+            targets = local_http.get(f"{prometheus.url}/api/v1/targets").json()["data"]
             assert {one["lastError"] for one in targets["activeTargets"]} == {""}
             assert prometheus.number('sum(wait_count{exported_le="quay"})') == 3 * len(pages)
     finally:

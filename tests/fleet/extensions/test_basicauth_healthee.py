@@ -5,8 +5,8 @@ import base64
 import time
 
 import bcrypt
-import httpx
 import pytest
+from tests.support import local_http
 
 from ingero.config import parse_model
 from ingero.errors import ConfigError, IngeroError, RetryableError
@@ -236,7 +236,7 @@ def ask(factory, settings, requests, status=ServiceStatus.RUNNING):
         host.offer_as(ComponentId("bearertokenauth"), Authenticator, Auth())  # starts later
         host.offer(DeliveryView, view)
         host.offer(ScrapeView, Scraped())
-        async with httpx.AsyncClient(base_url=f"http://{host.announced['']}") as client:
+        async with local_http.open_async_client(base_url=f"http://{host.announced['']}") as client:
             answers = [await client.get(path, headers=headers) for path, headers in requests]
         await extension.stop()
         return answers

@@ -2,8 +2,8 @@
 
 import asyncio
 
-import httpx
 import pytest
+from tests.support import local_http
 
 from ingero.config import parse_model
 from ingero.errors import ConfigError, IngeroError
@@ -48,7 +48,7 @@ def _ask(factory, settings, paths, view=None):
         config = parse_model(factory.config, {"endpoint": "127.0.0.1:0", **settings})
         extension = factory.create(ComponentId(factory.type), config)
         await extension.start(host)
-        async with httpx.AsyncClient(base_url=f"http://{host.announced['']}") as client:
+        async with local_http.open_async_client(base_url=f"http://{host.announced['']}") as client:
             answers = [await client.get(path) for path in paths]
         await extension.stop()
         return answers

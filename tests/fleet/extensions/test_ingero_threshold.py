@@ -6,6 +6,7 @@ import ssl
 import httpx
 import pytest
 import trustme
+from tests.support import local_http
 
 from ingero.config import parse_model
 from ingero.errors import BadDataError, ConfigError
@@ -65,7 +66,7 @@ def served(act, *, source=True, **config):
             host.offer(ThresholdSource, Source())  # components that offer start later
         host.offer(AdminRoutes, Pages())
         try:
-            async with httpx.AsyncClient() as client:
+            async with local_http.open_async_client() as client:
                 return await act(
                     client,
                     f"http://{host.announced['agents']}",
@@ -190,9 +191,9 @@ def test_agents_must_show_a_certificate_when_an_authority_is_set(tmp_path):
         authority.configure_trust(anonymous)
         authority.configure_trust(known)
         client_pair.configure_cert(known)
-        async with httpx.AsyncClient(verify=known) as good:
+        async with local_http.open_async_client(verify=known) as good:
             status = (await good.get(url)).status_code
-        async with httpx.AsyncClient(verify=anonymous) as bad:
+        async with local_http.open_async_client(verify=anonymous) as bad:
             with pytest.raises(httpx.TransportError):
                 await bad.get(url)
         return status

@@ -5,13 +5,13 @@ import ssl
 from importlib.resources import files
 
 import anyio
-import httpx
 import pytest
 from mcp import ClientSession
 from mcp.client.streamable_http import streamable_http_client
 from tests.recording.scenarios.faults import FAULTS
 from tests.recording.store.test_sql import ENDLESS, find_statements
 from tests.serving.oauth_issuer import ISSUER, Issuer
+from tests.support import local_http
 
 from ingero.config import Endpoint
 from ingero.errors import ConfigError
@@ -41,7 +41,7 @@ def visit(path, talk, **settings):
         chosen = ListenSettings(LOOPBACK, **{"has_tls": False, **settings})
         async with open_server(path, chosen) as bound:
             scheme = "https" if chosen.has_tls else "http"
-            async with httpx.AsyncClient(
+            async with local_http.open_async_client(
                 base_url=f"{scheme}://{bound}", verify=False, timeout=120
             ) as client:
                 return await talk(client)

@@ -9,6 +9,7 @@ import httpx
 from cryptography.hazmat.primitives.asymmetric import rsa
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from tests.remediation.kubernetes.small_server import ADMIN
+from tests.support import local_http
 
 from ingero.testing.waiting import wait_until
 
@@ -39,7 +40,7 @@ class RealServer:
     def __init__(self, url, authority):
         self.url = url
         self.authority = authority
-        self.client = httpx.Client(
+        self.client = local_http.open_client(
             base_url=url, verify=False, headers={"Authorization": f"Bearer {ADMIN}"}
         )
 
@@ -108,7 +109,7 @@ def run_real_server(folder):
         def is_ready():
             assert process.poll() is None, (folder / "server.log").read_text()[-2000:]
             try:
-                return httpx.get(f"{url}/readyz", verify=False).status_code == 200
+                return local_http.get(f"{url}/readyz", verify=False).status_code == 200
             except httpx.TransportError:
                 return False
 

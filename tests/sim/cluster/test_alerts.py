@@ -4,7 +4,7 @@ import json
 import socket
 import threading
 
-import httpx
+from tests.support import local_http
 
 from ingero.agent.events.sink import SinkState
 from ingero.sim.cluster.alerts import Alerts, run_sink
@@ -56,7 +56,7 @@ def test_one_sink_hears_several_agents(tmp_path):
 
     told = []
     alerts = Alerts()
-    with httpx.Client() as client, run_sink(paths, client) as sink:
+    with local_http.open_client() as client, run_sink(paths, client) as sink:
         threads = [
             threading.Thread(target=tell, args=(agent, f"host-{i}"))
             for i, agent in enumerate(agents)

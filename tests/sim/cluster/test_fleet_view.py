@@ -2,6 +2,7 @@
 
 import httpx
 import pytest
+from tests.support import local_http
 
 from ingero.model.collectives import Rank
 from ingero.model.verdicts import Judgement, Verdict, VerdictKind, judgement_json
@@ -35,7 +36,7 @@ def view_of(kinds, causes):
             return httpx.Response(404)
         return httpx.Response(200, json={"clusters": [page]})
 
-    client = httpx.Client(transport=httpx.MockTransport(answer))
+    client = local_http.open_client(transport=httpx.MockTransport(answer))
     return FleetView(Fleets(judgement), "c", client)
 
 

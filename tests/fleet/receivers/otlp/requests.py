@@ -1,7 +1,7 @@
 """Requests over HTTP, and what an error answer holds."""
 
-import httpx
 from google.rpc import status_pb2
+from tests.support import local_http
 
 from ingero.otlp.codec import (
     build_gauge,
@@ -35,7 +35,7 @@ def push(node="n1", cluster="c1", score=0.9, cohort="", state="active"):
 
 
 def post(running, body, path="/v1/metrics", headers=JSON, **options):
-    return httpx.post(running.url(path), content=body, headers=headers, **options)
+    return local_http.post(running.url(path), content=body, headers=headers, **options)
 
 
 # What is wrong with a request.

@@ -8,11 +8,11 @@ import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import grpc
-import httpx
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2_grpc import MetricsServiceStub
+from tests.support import local_http
 
 from ingero.fleet.receivers.otlp import grpc_health
 from ingero.otlp.names import GRPC_SERVICES, Signal
@@ -188,7 +188,7 @@ def test_a_fleet_whose_queue_is_full_says_so_until_it_takes_again_and_when_it_en
         balanced = dial(target, **{"grpc.service_config": json.dumps(asked)})
         grpc.channel_ready_future(balanced).result(30)
         url = f"http://{fleet.addresses['receivers.otlp http']}/v1/metrics"
-        wait_until(lambda: httpx.post(url, json=body).status_code == 503)
+        wait_until(lambda: local_http.post(url, json=body).status_code == 503)
         assert metrics.next() == NOT_SERVING
         states = queue.Queue()
         balanced.subscribe(states.put)

@@ -2,7 +2,6 @@
 
 import json
 
-import httpx
 import pytest
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
     ExportMetricsServiceResponse,
@@ -17,6 +16,7 @@ from tests.fleet.receivers.otlp.requests import (
     post,
     push,
 )
+from tests.support import local_http
 
 from ingero.errors import IngeroError, PermanentError, RetryableError
 from ingero.fleet.component import PushAnswer, PushAnswerer, QuestionSource
@@ -145,7 +145,7 @@ def test_errors_carry_the_threshold_of_the_hinted_cluster(serve):
         post(running, b"{", f"/v1/metrics{hinted}"),
         post(running, b"", f"/v1/metrics{hinted}", {"content-type": "text/plain"}),
         post(running, b"", f"/nowhere{hinted}"),
-        httpx.get(running.url(f"/v1/metrics{hinted}")),
+        local_http.get(running.url(f"/v1/metrics{hinted}")),
         post(running, b"{", headers={**JSON, "ingero.cluster.id": "c1"}),
     ]
     assert [answer.status_code for answer in answers] == [400, 415, 404, 405, 400]
@@ -203,7 +203,7 @@ def test_nothing_is_ever_redirected(serve):
 
 def test_one_connection_serves_many_pushes(serve):
     running = serve()
-    with httpx.Client() as client:
+    with local_http.open_client() as client:
         for _ in range(20):
             answer = client.post(running.url(), content=encode_json(push()), headers=JSON)
             assert answer.status_code == 200

@@ -7,10 +7,10 @@ import subprocess
 import zlib
 
 import cramjam
-import httpx
 import pytest
 import zstandard
 from tests.fleet.receivers.otlp.requests import JSON, PROTOBUF, error_of, post, push
+from tests.support import local_http
 
 from ingero.otlp.codec import (
     encode_json,
@@ -76,7 +76,7 @@ def test_content_type_parameters_and_case_do_not_matter(serve):
 @pytest.mark.parametrize("method", ["GET", "HEAD", "PUT", "DELETE", "OPTIONS"])
 def test_another_method_is_a_405(serve, method):
     running = serve()
-    answer = httpx.request(method, running.url())
+    answer = local_http.request(method, running.url())
     assert (answer.status_code, answer.headers["allow"]) == (405, "POST")
     assert running.refused("method") == 1
 

@@ -2,8 +2,8 @@
 
 import socket
 
-import httpx
 import pytest
+from tests.support import local_http
 
 from ingero.otlp.codec import build_gauge, build_metrics, build_number, encode_json
 
@@ -199,12 +199,16 @@ def test_after_a_close_nothing_more_is_taken_from_the_connection(serve):
 def test_a_fault_in_a_processor_is_a_500_and_the_receiver_lives(serve, caplog):
     running = serve()
     running.cluster.raises = ZeroDivisionError("a bug")
-    answer = httpx.post(running.url(), content=PUSH, headers={"content-type": "application/json"})
+    answer = local_http.post(
+        running.url(), content=PUSH, headers={"content-type": "application/json"}
+    )
     assert (answer.status_code, answer.json()["code"]) == (500, 13)
     assert "a bug" in caplog.text
     assert running.refused("internal") == 1
     running.cluster.raises = None
-    answer = httpx.post(running.url(), content=PUSH, headers={"content-type": "application/json"})
+    answer = local_http.post(
+        running.url(), content=PUSH, headers={"content-type": "application/json"}
+    )
     assert answer.status_code == 200
 
 

@@ -10,6 +10,7 @@ import pytest
 import trustme
 from cryptography import x509
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2_grpc import MetricsServiceStub
+from tests.support import local_http
 
 from ingero.errors import ConfigError, IngeroError
 from ingero.otlp.codec import build_gauge, build_metrics, build_number, encode_json
@@ -54,7 +55,7 @@ def context(ca_file, client=None):
 
 def post(running, verify):
     url = running.url(scheme="https")
-    return httpx.post(url, content=encode_json(PUSH), headers=JSON, verify=verify)
+    return local_http.post(url, content=encode_json(PUSH), headers=JSON, verify=verify)
 
 
 def export(running, authority, client=None):
@@ -106,7 +107,7 @@ def test_mutual_tls_demands_a_certificate_of_the_right_authority(
 
 def http_serial(running, ca_file):
     with (
-        httpx.Client(verify=context(ca_file)) as client,
+        local_http.open_client(verify=context(ca_file)) as client,
         client.stream("GET", running.url(scheme="https")) as answer,
     ):
         shown = answer.extensions["network_stream"].get_extra_info("ssl_object")
