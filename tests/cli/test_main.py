@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 INGERO = [sys.executable, "-m", "ingero"]
+JOB = "tests/data/jobs/ddp.cpu-quota-2-50pct.s0.parquet"
 
 
 def shell(line, environ=None):
@@ -45,11 +46,11 @@ def test_a_table_without_a_reader_is_no_error(left):
 
 @pytest.mark.parametrize(
     "line",
-    ["replay AR --speed 20000 --json", "check --json --support-bundle {folder}/bundle.tar.gz"],
+    ["replay {job} --speed 20000 --json", "check --json --support-bundle {folder}/bundle.tar.gz"],
 )
 @pytest.mark.parametrize("is_full", [False, True])
 def test_a_result_is_printed_whatever_becomes_of_standard_error(line, is_full, left, tmp_path):
-    arguments = line.format(folder=tmp_path).split()
+    arguments = line.format(folder=tmp_path, job=JOB).split()
     with Path("/dev/full").open("wb") as full:
         done = subprocess.run(
             [*INGERO, *arguments],
