@@ -45,6 +45,21 @@ def test_after_a_replay_only_what_differs_from_what_was_said_is_a_change(said):
     assert changed == new | taken_back
 
 
+@pytest.mark.parametrize("has_log", [True, False])
+def test_nothing_is_kept_of_a_cluster_that_is_forgotten(has_log):
+    engine, runs = DetectionEngine(NcclConfig(), MeterRegistry()), list(job(slow=5))
+    cluster_id = runs[0].rank.cluster_id
+    if has_log:
+        engine.note_stored(cluster_id, 100 * NS_PER_S, 0)
+    engine.add(runs, 0)
+    engine.judge(10 * NS_PER_S)
+    assert list(engine.cuts) == [cluster_id]
+    for at_s in (10_000, 10_001):
+        engine.judge(at_s * NS_PER_S)
+    assert not engine.conclusions()
+    assert not engine.cuts
+
+
 @pytest.mark.parametrize("is_replayed", [True, False])
 def test_what_was_said_of_a_rank_ends_although_nothing_is_concluded_of_it_at_first(is_replayed):
     engine, runs = DetectionEngine(NcclConfig(), MeterRegistry()), list(job(slow=5))

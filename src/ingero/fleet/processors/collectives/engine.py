@@ -465,6 +465,7 @@ class DetectionEngine:
             limit_ns = self.config.idle_timeout * (2 if has_open else 1)
             if silent_ns > limit_ns and cluster_id not in self._replaying:
                 del self._detections[cluster_id]
+                self.cuts.pop(cluster_id, None)
                 self._evict["cluster"](1)
 
 
