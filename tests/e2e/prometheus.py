@@ -136,7 +136,10 @@ def serve_config(folder, config, *flags, binary="prometheus"):
         return None
 
     try:
-        yield Prometheus(f"http://{wait_until(find_address)}", process)
+        url = f"http://{wait_until(find_address)}"
+        # It listens before it has read what it stored, and answers 503 until then.
+        wait_until(lambda: local_http.get(f"{url}/-/ready").status_code == 200)
+        yield Prometheus(url, process)
     finally:
         process.terminate()
         process.wait(120)

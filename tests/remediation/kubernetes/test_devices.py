@@ -352,7 +352,7 @@ class TestRemediator:
         result = self.poll(site, "gpu.nvidia.com=n1/gpu-3", "gpu.nvidia.com=n1/gpu-4")
         (ruling,) = result.rulings
         assert [(one.clause, one.description) for one in ruling.stops] == [
-            ("node known", "the scheduler has no device for n1, or several")
+            ("node known", "the scheduler has no device for n1, several, or one of two clusters")
         ]
         assert rules(api) == {}
 
