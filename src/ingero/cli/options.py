@@ -144,18 +144,7 @@ def _read_long_enough(
 
 
 class _FiniteFloat(click.types.FloatParamType):
-    @override
-    def convert(
-        self,
-        value: Any,
-        param: click.Parameter | None,
-        ctx: click.Context | None,
-    ) -> Any:
-        return _check_finite(self, super().convert(value, param, ctx), param, ctx)
-
-
-class FiniteRange(click.FloatRange):
-    """A range without what is no number and what is endless, both of which click's has in it."""
+    """Click's floats without what is no number and what is endless."""
 
     @override
     def convert(
@@ -165,6 +154,10 @@ class FiniteRange(click.FloatRange):
         ctx: click.Context | None,
     ) -> Any:
         return _check_finite(self, super().convert(value, param, ctx), param, ctx)
+
+
+class FiniteRange(_FiniteFloat, click.FloatRange):
+    """The same of click's ranges."""
 
 
 def _check_finite(

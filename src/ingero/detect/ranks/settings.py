@@ -20,7 +20,7 @@ SUMS_BUDGET: Final = 0.1
 SPAN_OPS: Final = 8
 """Operations whose sum is one bet: enough that bursts even out, few enough that some seconds have many of them."""
 _POOL_TARGET: Final = 4096
-_MIN_WINDOW: Final = 4
+MIN_WINDOW: Final = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ class EDetectorSettings:
 
     def window_for(self, n_peers: int) -> int:
         """Operations in the residual window of a group of this size."""
-        return min(self.window_ops, max(_MIN_WINDOW, _POOL_TARGET // n_peers))
+        return min(self.window_ops, max(MIN_WINDOW, _POOL_TARGET // n_peers))
 
     @property
     def log_slowdowns(self) -> FloatArray:

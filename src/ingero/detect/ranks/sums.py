@@ -19,13 +19,12 @@ import numpy as np
 from ingero.detect.ranks.bets import find_positions, pooled_bets
 from ingero.detect.ranks.e_values import RANK_KAPPAS, grid_bet
 from ingero.detect.ranks.past_residuals import PastResiduals
-from ingero.detect.ranks.settings import N_TIERS, SPAN_OPS
+from ingero.detect.ranks.settings import MIN_WINDOW, N_TIERS, SPAN_OPS
 from ingero.detect.stacking import append_groups, as_slice, pick_time
 from ingero.model.arrays import BoolArray, FloatArray, IntArray
 
 _MIN_KNOWN: Final = SPAN_OPS // 2
 """Operations of a span in which a worker could be compared; with fewer it has no ratio."""
-_MIN_WINDOW: Final = 4
 _SCALE: Final = 1e6
 """Ratios are compared as costs are, of which less than 1 counts as 1."""
 _OWN, _PEERS, _KNOWN = range(3)
@@ -66,7 +65,7 @@ class SpanSums:
 
     def __init__(self, n_peers: int, window_ops: int) -> None:
         self._totals: FloatArray = np.zeros((3, 0, n_peers))
-        self._past = PastResiduals(n_peers, max(window_ops // SPAN_OPS, _MIN_WINDOW))
+        self._past = PastResiduals(n_peers, max(window_ops // SPAN_OPS, MIN_WINDOW))
 
     def add_groups(self, n_groups: int) -> None:
         """Add groups without history."""
