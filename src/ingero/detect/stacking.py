@@ -26,7 +26,7 @@ def as_slice(indices: IntArray) -> slice | IntArray:
     if not indices.size:
         return indices
     first, n = int(indices[0]), indices.size
-    if int(indices[-1]) - first == n - 1 and (np.diff(indices) == 1).all():
+    if int(indices[-1]) - first == n - 1 and (indices[1:] > indices[:-1]).all():
         return slice(first, first + n)
     return indices
 

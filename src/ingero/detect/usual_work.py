@@ -53,6 +53,9 @@ class UsualWork:
         return least
 
     def _estimate(self) -> None:
-        known = self._last[~np.isnan(self._last)]
-        if len(known):
-            self._least = SHARE * float(np.quantile(known, _QUANTILE))
+        ordered = np.sort(self._last)  # NaN stands last
+        n_known = _WINDOW - int(np.count_nonzero(np.isnan(ordered)))
+        if n_known:
+            at = _QUANTILE * (n_known - 1)
+            low, high = ordered[int(at)], ordered[min(int(at) + 1, n_known - 1)]
+            self._least = SHARE * float(low + (high - low) * (at - int(at)))

@@ -61,14 +61,43 @@ class BlockMeans:
         self._fine = append_groups(self._fine, n_groups, 1, np.nan)
         self._coarse = append_groups(self._coarse, n_groups, 1, np.nan)
 
-    def add(self, groups: IntArray, residuals: FloatArray) -> None:
-        """Add one operation of each of these distinct groups, residuals of shape (g, m), NaN where missing."""
-        values = np.clip(residuals, -_CLIP, _CLIP)
+    def add(self, groups: IntArray, residuals: FloatArray, taken: IntArray) -> None:
+        """Add the leading ``taken`` operations of each of these distinct groups.
+
+        Args:
+            groups: Shape (g,).
+            residuals: Shape (T, g, m), NaN where missing.
+            taken: How many of the T operations each group has, shape (g,).
+        """
+        values = np.clip(residuals[: int(taken.max())], -_CLIP, _CLIP)
+        if is_uniform(taken) and is_uniform(self._n_ops[groups]):
+            self._add_stretch(groups, values)
+            return
+        for offset, value in enumerate(values):
+            rows = np.flatnonzero(offset < taken)
+            self._add_one(groups[rows], value[rows])
+
+    def _add_stretch(self, groups: IntArray, values: FloatArray) -> None:
+        """Add operations to groups that saw equally many; the sums have the bits of adding them one by one."""
+        n_before, here = int(self._n_ops[groups[0]]), as_slice(groups)
+        newest = values[-_N_FINE:]
+        n_after = n_before + len(values)
+        self._fine[np.arange(n_after - len(newest), n_after) % _N_FINE, here] = newest
+        at = 0
+        while at < len(values):
+            part = values[at : at + BLOCK - (n_before + at) % BLOCK]
+            at += len(part)
+            total = np.add.accumulate(np.concatenate([self._sum[None, here], part]), axis=0)[-1]
+            is_full = (n_before + at) % BLOCK == 0
+            if is_full:
+                self._coarse[((n_before + at) // BLOCK - 1) % _N_COARSE, here] = total / BLOCK
+            self._sum[here] = 0.0 if is_full else total
+        self._n_ops[here] = n_after
+
+    def _add_one(self, groups: IntArray, values: FloatArray) -> None:
+        """Add one operation of each group, values of shape (g, m)."""
         n_ops, here = self._n_ops[groups], as_slice(groups)
-        if is_uniform(n_ops):
-            self._fine[n_ops[0] % _N_FINE, here] = values
-        else:
-            self._fine[n_ops % _N_FINE, groups] = values
+        self._fine[n_ops % _N_FINE, groups] = values
         self._sum[here] += values
         self._n_ops[here] += 1
         full = np.flatnonzero((n_ops + 1) % BLOCK == 0)

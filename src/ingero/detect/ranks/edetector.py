@@ -310,9 +310,7 @@ class EDetector:
         """Keep residuals against all peers: a smaller reference would count as a change."""
         if self._peeled(groups).any():
             residuals = residuals_among_all(costs)
-        for offset in range(int(taken.max())):
-            rows = np.flatnonzero(offset < taken)
-            self.persistence.means.add(groups[rows], residuals[offset, rows])
+        self.persistence.means.add(groups, residuals, taken)
 
     def _cross(self, groups: IntArray, here: BoolArray, crossings: list[Crossing]) -> None:
         """Change the state of workers that crossed at the operation just stored, and sort what this changes."""

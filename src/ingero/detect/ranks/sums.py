@@ -105,6 +105,9 @@ class SpanSums:
         first = SPAN_OPS - 1 - n_ops % SPAN_OPS
         ends = first + SPAN_OPS * np.arange(-(-(n_t - int(first.min())) // SPAN_OPS))[:, None]
         is_end = ends < n_t
+        if not ends.size:
+            residuals = np.empty((0, *is_peeled.shape))
+            return SpanBets(totals, ends, is_end, residuals, np.empty((0, *limits.shape)))
         at = totals[np.minimum(ends, n_t - 1), :, np.arange(groups.size)].transpose(2, 0, 1, 3)
         is_known = is_end[:, :, None] & (at[_KNOWN] >= _MIN_KNOWN)
         with np.errstate(invalid="ignore", divide="ignore"):
