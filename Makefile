@@ -81,8 +81,8 @@ bench: setup ## speed, as ratios against a floor in the same run
 bench-detect: setup ## precision, recall and delay of every detection method on every data set
 	@$(PY) -m benchmarks.detect
 
-bench-jobs: setup ## real PyTorch jobs with real faults: who is named, when and why, beside others' rules; root and torch; FULL=1 takes all, HEALTHY=1 five minutes of each job (both go on where they ended), ONLY='ddp.*' some, RESUME=1 goes on, JUDGE=1 runs nothing
-	@$(PY) -m benchmarks.jobs $(if $(FULL),--full) $(if $(HEALTHY),--healthy) $(if $(RESUME),--resume) $(if $(JUDGE),--judge) $(if $(ONLY),--only '$(ONLY)')
+bench-jobs: setup ## real PyTorch jobs with real faults: who is named, when and why, beside others' rules; root and torch; FULL=1 takes all, HEALTHY=1 five minutes of each job (both go on from benchmarks/jobs, AFRESH=1 does not), ONLY='ddp.*' some, RESUME=1 goes on, JUDGE=1 runs nothing
+	@$(PY) -m benchmarks.jobs $(if $(FULL),--full) $(if $(HEALTHY),--healthy) $(if $(RESUME),--resume) $(if $(AFRESH),--afresh) $(if $(JUDGE),--judge) $(if $(ONLY),--only '$(ONLY)')
 
 FAULTS ?= 10000
 SECONDS ?= $(if $(filter 10000,$(FAULTS)),150,3600)

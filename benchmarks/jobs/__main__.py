@@ -1,7 +1,7 @@
 """``python -m benchmarks.jobs``: real jobs with real faults through `ingero up`, and one table.
 
 Each run is kept as a recording with labels and a file of what came of it. A run that failed is tried again next time, and
-counted as failed until then.
+counted as failed until then. The sets that take hours go on from the committed figures: what ran elsewhere is not run again.
 """
 
 import argparse
@@ -47,12 +47,12 @@ def parse_arguments():
     sets.add_argument(
         "--full",
         action="store_true",
-        help="every job, fault, size and seed; goes on where it ended",
+        help="every job, fault, size and seed; goes on where it ended, here or in the committed figures",
     )
     sets.add_argument(
         "--healthy",
         action="store_true",
-        help="runs of five minutes in which nothing is wrong, for two hours; goes on where it ended",
+        help="runs of five minutes in which nothing is wrong, for two hours; goes on likewise",
     )
     parser.add_argument(
         "--resume", action="store_true", help="keep the finished runs of the reduced set too"
@@ -62,9 +62,19 @@ def parse_arguments():
         default="",
         help="names of runs, such as 'ddp.cpu-*' or '*.none.*'; writes no table",
     )
+    parser.add_argument(
+        "--afresh",
+        action="store_true",
+        help="remove what is kept and the committed figures of the set first, and run all again",
+    )
     parser.add_argument("--judge", action="store_true", help="run nothing, judge what is kept")
     parser.add_argument("--python", default="", help="runs the jobs; default as of `ingero up`")
-    return parser.parse_args()
+    options = parser.parse_args()
+    if options.afresh and (options.only or options.judge or options.resume):
+        parser.error(
+            "--afresh removes what is kept: it goes with none of --only, --judge and --resume"
+        )
+    return options
 
 
 def is_done(path):
@@ -72,10 +82,18 @@ def is_done(path):
     return path.is_file() and "failed" not in json.loads(path.read_text())
 
 
-def run_all(runs, folder, settings, python):
-    """Run what is not kept; prints a line a run."""
+def read_committed(figures):
+    """What the committed figures of a set say: a row for each run that came to its end, by name, and where they ran."""
+    if not figures.is_file():
+        return {}, []
+    results = json.loads(figures.read_text())
+    return {row["name"]: row for row in results["runs"] if "failed" not in row}, results["machines"]
+
+
+def run_all(runs, folder, settings, python, committed):
+    """Run what is neither kept nor committed; prints a line a run."""
     for number, run in enumerate(runs, 1):
-        if is_done(folder / f"{run.name}.json"):
+        if run.name in committed or is_done(folder / f"{run.name}.json"):
             continue
         print(f"[{number}/{len(runs)}] {run.name}", end=" ", flush=True)
         outcome = run_one(run, folder, settings, python)
@@ -91,12 +109,13 @@ def describe(outcome):
     return f"named {named} {cause}".rstrip()
 
 
-def judge_all(runs, folder, settings):
-    """A row for each run that is kept."""
+def judge_all(runs, folder, settings, committed):
+    """A row for each run that is kept, or committed."""
     rows = []
     for run in runs:
         path = folder / f"{run.name}.json"
         if not path.is_file():
+            rows += [committed[run.name]] if run.name in committed else []
             continue
         outcome = json.loads(path.read_text())
         row = {
@@ -135,21 +154,28 @@ def main():
     asked = "full" if options.full else "healthy" if options.healthy else "reduced"
     runs = PLANS[asked](settings)
     folder = KEPT / asked
-    if asked == "reduced" and not (options.resume or options.judge or options.only):
+    figures, page = (HERE / name for name in PAGES[asked])
+    is_whole = asked == "reduced" and not (options.resume or options.judge or options.only)
+    if options.afresh or is_whole:
         shutil.rmtree(folder, ignore_errors=True)
+        figures.unlink(missing_ok=True)
+    committed, machines = {}, []
+    if asked != "reduced" and not options.only:
+        committed, machines = read_committed(figures)
     folder.mkdir(parents=True, exist_ok=True)
     if options.only:
         runs = [run for run in runs if fnmatch(run.name, f"*{options.only}*")]
     began = time.monotonic()
     if not options.judge:
-        run_all(runs, folder, settings, options.python)
-    rows = judge_all(runs, folder, settings)
+        run_all(runs, folder, settings, options.python, committed)
+    rows = judge_all(runs, folder, settings, committed)
+    here = describe_machine(options.python)
     results = {
         "set": asked,
         "planned": len(runs),
         "date": time.strftime("%Y-%m-%d"),
         "took_s": round(sum(row["took_s"] for row in rows), 1),
-        "machine": describe_machine(options.python),
+        "machines": machines if here in machines else [*machines, here],
         "beside": settings["beside"].get(asked, ""),
         "disturbed_pct": 100 * settings["disturbed_share"],
         "methods": summarise(rows),
@@ -163,9 +189,8 @@ def main():
         sep="\n",
     )
     if not options.only:
-        figures, page = PAGES[asked]
-        (HERE / figures).write_text(json.dumps(results, indent=1) + "\n")
-        (HERE / page).write_text("\n".join(build_page(results)) + "\n")
+        figures.write_text(json.dumps(results, indent=1) + "\n")
+        page.write_text("\n".join(build_page(results)) + "\n")
     if any("failed" in row for row in rows):
         sys.exit("some runs failed; run it again with --resume to try them once more")
 

@@ -97,7 +97,11 @@ def build_page(results):
 
 def build_head(results):
     """Title, and where it was measured."""
-    where, runs = results["machine"], results["runs"]
+    runs = results["runs"]
+    where = "; ".join(
+        f"PyTorch {one['torch']} over Gloo on {one['cores']} cores ({one['system']})"
+        for one in results["machines"]
+    )
     title, command, figures = PAGES[results["set"]]
     loads = [run["load_before"] for run in runs if "load_before" in run]
     load = f"{min(loads):.1f} to {max(loads):.1f}" if loads else "unknown"
@@ -113,8 +117,8 @@ def build_head(results):
         f"# {title}",
         "",
         (
-            f"`{command}`{version}, {results['date']}: {len(runs)} runs{so_far} of PyTorch {where['torch']} over Gloo on"
-            f" {where['cores']} cores ({where['system']}), {results['took_s']:.0f} s. The machine's load before the runs was {load}: where it is above"
+            f"`{command}`{version}, {results['date']}: {len(runs)} runs{so_far} of {where},"
+            f" {results['took_s']:.0f} s. The machine's load before the runs was {load}: where it is above"
             " the number of cores other work took processor time from the jobs, and times are not those of a quiet machine. Settings, fixed before the"
             f" first run: `settings.json`; every run and figure: `{figures}`."
         ),
