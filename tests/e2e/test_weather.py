@@ -175,10 +175,14 @@ class Site:
         return counts["ops"] - counts["stale_ops"]
 
     def named(self):
-        """Whom Fleet says anything of that is not ordinary."""
+        """Whom Fleet says anything of that is not ordinary, but that all are slow in turns.
+
+        That names nobody, and is true of ranks beside which other tests run.
+        """
         verdicts = {(r, v["verdict"]) for r, v in self.judge()[1].items()}
         missing = self.ask("hang", "job").get("missing_ranks", ())
-        return {one for one in verdicts if one[1] != "ordinary"} | {(r, "hang") for r in missing}
+        ordinary = {"ordinary", "imbalance:data"}
+        return {one for one in verdicts if one[1] not in ordinary} | {(r, "hang") for r in missing}
 
     def count(self):
         """Collectives that the ranks entered, and those that they left, from what they told themselves."""
