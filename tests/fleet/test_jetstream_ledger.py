@@ -16,8 +16,13 @@ class OneDocument:
     documents = "state"
 
     def __init__(self):
-        self.written, self.revision = [], 0
+        self.written, self.revision, self.n_slow = [], 0, 0
+        self.n_awaited, self.has_them = 0, asyncio.Event()
         self.log = RateLimitedLog(logging.getLogger("test"), SystemClock())
+
+    async def wait_for(self, n_written):
+        self.n_awaited = n_written
+        await self.has_them.wait()
 
     async def read(self, _bucket, _key):
         return StoredDocument(self.written[-1], self.revision) if self.written else None
@@ -27,11 +32,17 @@ class OneDocument:
             raise OvertakenError("another Fleet has written since")
         self.written.append(content)
         self.revision += 1
-        return self.revision
+        revision = self.revision
+        if len(self.written) == self.n_awaited:
+            self.has_them.set()
+        if self.n_slow:
+            self.n_slow -= 1
+            await asyncio.sleep(0.1)  # the answer is on its way for that long
+        return revision
 
 
-async def open_ledger(bucket):
-    ledger = LedgerOfCluster(bucket, "east")
+async def open_ledger(bucket, is_leased=lambda: True):
+    ledger = LedgerOfCluster(bucket, "east", is_leased)
     return ledger, await ledger.open()
 
 
@@ -170,6 +181,69 @@ def test_a_judge_that_was_replaced_unnoticed_sends_nothing():
         heir.report({"rank 3": "culprit"}, lambda: sent.append("heir") or True)
         await heir.settle()
         assert sent == ["heir"]
+
+    asyncio.run(check())
+
+
+def test_a_judge_whose_lease_ran_out_while_it_wrote_a_report_down_leaves_that_to_its_heir():
+    """As where its process was stopped, or had no processor, between the server's answer and the sending."""
+
+    async def check():
+        bucket, sent, holder = OneDocument(), [], ["old"]
+        ledger, _ = await open_ledger(bucket, lambda: holder == ["old"])
+        ledger.report({"rank 3": "culprit"}, lambda: sent.append("old") or True)
+        bucket.n_slow = 1
+        settling = asyncio.create_task(ledger.settle())
+        await asyncio.sleep(0)
+        assert decode_ledger(bucket.written[-1]).pending, "it is written down, and not answered"
+        holder[:] = ["heir"]
+        heir, said = await open_ledger(bucket)
+        heir.report({"rank 3": "culprit"}, lambda: sent.append("heir") or True)
+        await asyncio.gather(settling, heir.settle())
+        assert (said, sent, ledger.is_open) == ({}, ["heir"], False)
+
+    asyncio.run(check())
+
+
+def test_a_report_waits_for_a_lease_that_is_renewed_late():
+    async def check():
+        bucket, sent, answers = OneDocument(), [], [False, False, True]
+        ledger, _ = await open_ledger(bucket, lambda: answers.pop(0))
+        ledger.report({"rank 3": "culprit"}, lambda: sent.append("culprit") or True)
+        await ledger.settle()
+        assert (sent, answers) == (["culprit"], [])
+        assert decode_ledger(bucket.written[-1]).restore() == {"rank 3": "culprit"}
+
+    asyncio.run(check())
+
+
+def test_what_was_sent_is_confirmed_although_a_report_after_it_is_not_taken():
+    """As where a sending queue had room for one more: the next judge sends only the other."""
+
+    async def check():
+        bucket, was_tried = OneDocument(), asyncio.Event()
+        ledger, _ = await open_ledger(bucket)
+
+        def refuse():
+            was_tried.set()
+            return False
+
+        ledger.report({"rank 3": "culprit"}, lambda: True)
+        ledger.report({"rank 4": "victim"}, refuse)
+        running = asyncio.create_task(ledger.run(0.0))
+        await was_tried.wait()
+        running.cancel()
+        await ledger.settle(is_last=True)
+        assert (await open_ledger(bucket))[1] == {"rank 3": "culprit"}
+        killed = OneDocument()
+        ledger, _ = await open_ledger(killed)
+        was_tried.clear()
+        ledger.report({"rank 3": "culprit"}, lambda: True)
+        ledger.report({"rank 4": "victim"}, refuse)
+        running = asyncio.create_task(ledger.run(0.0))
+        await asyncio.wait_for(killed.wait_for(3), 10)
+        running.cancel()
+        assert (await open_ledger(killed))[1] == {"rank 3": "culprit"}
 
     asyncio.run(check())
 

@@ -25,6 +25,8 @@ from ingero.telemetry.metrics import MeterRegistry
 from ingero.units import NS_PER_S
 
 _BEHIND_S: Final = 0.02
+_SAFE_SHARE: Final = 0.5
+"""Of a lease, in which a report may leave: the rest is for confirming it before another Fleet may read the ledger."""
 _PAUSE_EVERY: Final = 64
 """Pushes of a replay after which other tasks of the loop have their turn."""
 _log = logging.getLogger("ingero.fleet.nats")
@@ -94,7 +96,7 @@ class StreamCluster:
     ) -> None:
         self.token = token
         self.lease = lease
-        self.ledger = LedgerOfCluster(context.connection, token)
+        self.ledger = LedgerOfCluster(context.connection, token, self._is_leased)
         self.cluster_id: str | None = None
         self.is_learned = False
         self._context = context
@@ -109,6 +111,11 @@ class StreamCluster:
     def is_judge(self) -> bool:
         """Whether this Fleet has the judge's lease."""
         return self.lease.key == self.token
+
+    def _is_leased(self) -> bool:
+        """Whether a report may leave: the lease holds, and surely for some time."""
+        context = self._context
+        return context.clock.mono_ns() - self.lease.renewed_ns <= _SAFE_SHARE * context.lease_ns
 
     def follow(self) -> None:
         """Begin to apply what its judge has passed on."""

@@ -81,6 +81,7 @@ class StreamJudge:
         for cluster in list(self._clusters.values()):
             cluster.end()
             if cluster.is_learned:
+                await self._renew(cluster)  # nothing leaves without a lease
                 await cluster.ledger.settle(is_last=True)
             await self._free(cluster.lease)
         self._clusters.clear()

@@ -3,6 +3,8 @@
 A report that the pipelines do not take now is sent again until they do; until then it is not confirmed.
 
 The document's revision is the fence: a judge that was replaced without noticing writes in vain, and sends nothing.
+Between the write and the sending, the lease is the fence: another judge may open the ledger as soon as the lease has
+run out, so a report leaves only where that is surely not so yet, and else is written down once more.
 A report that was written down and not confirmed may not have left; the next judge sends it again.
 
 The document is smaller than the 1 MiB that NATS servers take by default. What does not fit, victims first and of alike
@@ -51,13 +53,17 @@ class LedgerOfCluster:
     Args:
         connection: The way to the servers.
         token: The cluster's.
+        is_leased: Whether no other Fleet can have opened the ledger yet, nor will before what is sent is confirmed.
 
     Attributes:
         is_open: Cleared when another Fleet has taken over.
     """
 
-    def __init__(self, connection: NatsConnection, token: str) -> None:
+    def __init__(
+        self, connection: NatsConnection, token: str, is_leased: Callable[[], bool]
+    ) -> None:
         self.is_open = True
+        self._is_leased = is_leased
         self._connection = connection
         self._key = LEDGER_KEY + token
         self._document = ClusterLedger()
@@ -122,20 +128,28 @@ class LedgerOfCluster:
         while self.is_open and (self._unsent or self._waiting):
             if not self._unsent:
                 self._note_next()
+            has_unsent = bool(self._unsent)
             if not await self._write_until_done():
                 return
-            while self._unsent:
-                if self._unsent[0].send():
-                    self._unsent.popleft()
-                    continue
-                if is_last:
-                    return
-                await asyncio.sleep(_RETRY_S)
-                if not await self._write_until_done():  # what is passed on meanwhile
-                    return
-            if self._document.pending:
-                self._document.pending = {}
+            if not await self._send_unsent(is_last=is_last):
+                return
+            if has_unsent:
                 await self._write_until_done()
+
+    async def _send_unsent(self, *, is_last: bool) -> bool:
+        """Send what is written down, as soon as that may leave and is taken; False where some of it was not sent."""
+        while self._unsent:
+            if self._is_leased() and self._unsent[0].send():
+                for about in self._unsent.popleft().states:
+                    del self._document.pending[about]
+                continue
+            if is_last:
+                await self._write_until_done()  # what was sent
+                return False
+            await asyncio.sleep(_RETRY_S)
+            if not await self._write_until_done():  # what is passed on meanwhile
+                return False
+        return True
 
     def _note_next(self) -> None:
         """Note the reports that come first and are about different things as unsent, but for those that are known."""
