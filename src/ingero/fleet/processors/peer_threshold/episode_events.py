@@ -5,11 +5,17 @@ Records are those of episodes and of panic, the episode of a whole cluster; `ing
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from typing import Final
 
-from ingero.fleet.processors.peer_threshold.episodes import Episode
+from ingero.fleet.processors.peer_threshold.episodes import (
+    Episode,
+    ReportedEpisode,
+    find_incident_id,
+)
 from ingero.fleet.processors.peer_threshold.notifications import (
     ClusterEvent,
     EventKind,
@@ -28,6 +34,10 @@ from ingero.wire.episodes import (
 )
 from ingero.wire.typed import read_large, read_number
 
+_EPISODE: Final = "episode "
+_OPEN_OF: Final = "straggler "
+_PANIC_BEGAN: Final = "panic began"
+
 
 def build_episodes(notifications: Iterable[Notification]) -> Export:
     """One record per beginning or end of an episode or a panic, a resource per cluster."""
@@ -42,8 +52,40 @@ def build_episodes(notifications: Iterable[Notification]) -> Export:
 
 def describe_notification(notification: Notification) -> dict[str, str | None]:
     """What its record says, by what it is about, as a `ReportLedger` remembers it; empty where there is none."""
-    about = _name(notification)
-    return {about: _state_of(notification)} if about else {}
+    about, state = _name(notification), _state_of(notification)
+    if not about:
+        return {}
+    if isinstance(notification, Episode):
+        incident = [find_incident_id(notification), notification.opened_wall_ns]
+        return {about: state, _OPEN_OF + notification.node_id: _if_open(state, incident)}
+    return {about: state, _PANIC_BEGAN: _if_open(state, _find_panic_start(notification))}
+
+
+def read_open_episodes(reported: Mapping[str, str]) -> list[ReportedEpisode]:
+    """The episodes among what was said that have not ended; what another release wrote otherwise is left out."""
+    found = []
+    for about, state in reported.items():
+        if about.startswith(_OPEN_OF):
+            with suppress(ValueError):
+                incident_id, opened_ns = json.loads(state)
+                # An older release ends an episode without taking this back.
+                if reported.get(f"{_EPISODE}{incident_id}") == OPEN:
+                    node_id = about.removeprefix(_OPEN_OF)
+                    found.append(ReportedEpisode(node_id, incident_id, int(opened_ns)))
+    return found
+
+
+def read_panic_start(reported: Mapping[str, str]) -> int | None:
+    """When the panic began that was said last, if it has not ended; None too where that is not known."""
+    if reported.get(PANIC) != OPEN:
+        return None
+    with suppress(ValueError):
+        return int(reported[_PANIC_BEGAN]) if _PANIC_BEGAN in reported else None
+    return None
+
+
+def _if_open(state: str, what: object) -> str | None:
+    return json.dumps(what) if state == OPEN else None
 
 
 def is_reported(notification: Notification, reported: Mapping[str, str]) -> bool:
@@ -58,8 +100,8 @@ def is_reported(notification: Notification, reported: Mapping[str, str]) -> bool
 def _name(notification: Notification) -> str:
     """What its record is about; empty where there is none."""
     if isinstance(notification, Episode):
-        return f"episode {_find_incident_id(notification)}"
-    return "panic" if notification.kind is EventKind.PANIC else ""
+        return _EPISODE + find_incident_id(notification)
+    return PANIC if notification.kind is EventKind.PANIC else ""
 
 
 def _state_of(notification: Notification) -> str:
@@ -68,14 +110,14 @@ def _state_of(notification: Notification) -> str:
     return OPEN if notification.is_on else RESOLVED
 
 
-def _find_incident_id(episode: Episode) -> str:
-    return episode.first.event_id or f"{episode.node_id}@{episode.opened_wall_ns}"
+def _find_panic_start(event: ClusterEvent) -> int:
+    return event.wall_ns if event.began_wall_ns is None else event.began_wall_ns
 
 
 def _build_episode(episode: Episode) -> EpisodeRecord:
     last = episode.last
     return EpisodeRecord(
-        incident_id=_find_incident_id(episode),
+        incident_id=find_incident_id(episode),
         kind=STRAGGLER,
         state=_state_of(episode),
         node_id=episode.node_id,
@@ -92,7 +134,7 @@ def _build_episode(episode: Episode) -> EpisodeRecord:
 
 def _build_panic(event: ClusterEvent) -> EpisodeRecord:
     values = event.values
-    start_ns = event.wall_ns if event.began_wall_ns is None else event.began_wall_ns
+    start_ns = _find_panic_start(event)
     return EpisodeRecord(
         incident_id=f"panic/{event.cluster_id}@{start_ns}",
         kind=PANIC,

@@ -8,9 +8,9 @@ that turns idle or dies sends no 0 at all). So an episode opens on the first 1 a
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import Final
+from typing import Final, NamedTuple
 
 MAX_CLOSED: Final = 256
 """Episodes of a cluster that are remembered after their end."""
@@ -74,6 +74,37 @@ class Episode:
     held_since_ns: int = 0
 
 
+def find_incident_id(episode: Episode) -> str:
+    """The same at an episode's beginning and end."""
+    return episode.first.event_id or f"{episode.node_id}@{episode.opened_wall_ns}"
+
+
+class ReportedEpisode(NamedTuple):
+    """An episode whose beginning was reported, and no end.
+
+    Attributes:
+        node_id: The node.
+        incident_id: As `find_incident_id` was.
+        opened_wall_ns: As `Episode.opened_wall_ns` was.
+    """
+
+    node_id: str
+    incident_id: str
+    opened_wall_ns: int
+
+    def take_for(self, episode: Episode) -> None:
+        """Let an episode, of which this process may know the end only, be the one that was reported."""
+        episode.first = replace(episode.first, event_id=self.incident_id)
+        episode.opened_wall_ns, episode.is_announced = self.opened_wall_ns, True
+
+    def build(self, cluster_id: str) -> Episode:
+        """It as far as it is known."""
+        event, opened_ns = StragglerEvent(self.incident_id), self.opened_wall_ns
+        return Episode(
+            cluster_id, self.node_id, event, event, opened_ns, opened_ns, 0, is_announced=True
+        )
+
+
 class EpisodeTracker:
     """Open episodes of one cluster by node, and the most recent closed ones.
 
@@ -104,6 +135,10 @@ class EpisodeTracker:
     def list_episodes(self) -> list[Episode]:
         """Open episodes, then closed ones, newest first in each."""
         return [*reversed(self._open.values()), *reversed(self._closed)]
+
+    def list_of(self, node_id: str) -> list[Episode]:
+        """A node's episodes that are remembered, oldest first."""
+        return [one for one in reversed(self.list_episodes()) if one.node_id == node_id]
 
     def note(
         self, node_id: str, event: StragglerEvent, wall_ns: int, *, in_panic: bool

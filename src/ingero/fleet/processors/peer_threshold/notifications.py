@@ -110,6 +110,10 @@ class NotificationQueue:
                 del self._waiting[key]
                 episode.is_announced = True
 
+    def list_held(self, cluster_id: str) -> list[Notification]:
+        """What is kept back of a cluster, oldest first."""
+        return list(self._held.get(cluster_id, ()))
+
     def note_event(self, event: ClusterEvent) -> None:
         """Note that a state of a cluster began or ended."""
         self.events.append(event)

@@ -18,7 +18,11 @@ from ingero.fleet.component import WITHHELD, Hardware, PushAnswer, PushContext
 from ingero.fleet.processors.peer_threshold.admission import CAPS, REFUSALS, CapCheck, check_report
 from ingero.fleet.processors.peer_threshold.cluster import ClusterSettings, ClusterState
 from ingero.fleet.processors.peer_threshold.config import IngeroConfig
-from ingero.fleet.processors.peer_threshold.episode_events import is_reported
+from ingero.fleet.processors.peer_threshold.episode_events import (
+    is_reported,
+    read_open_episodes,
+    read_panic_start,
+)
 from ingero.fleet.processors.peer_threshold.episodes import Episode, Outcome, StragglerEvent
 from ingero.fleet.processors.peer_threshold.notifications import Arrival, NotificationQueue
 from ingero.fleet.processors.peer_threshold.scores import (
@@ -27,6 +31,7 @@ from ingero.fleet.processors.peer_threshold.scores import (
     Report,
     ReportedState,
 )
+from ingero.fleet.processors.peer_threshold.taken_over import TakenOver
 from ingero.fleet.processors.peer_threshold.telemetry import RegistryCounters
 from ingero.fleet.processors.peer_threshold.updates import ThresholdUpdates
 from ingero.telemetry.clock import Clock
@@ -163,6 +168,15 @@ class ClusterRegistry:
             if cluster is not None:
                 self.clusters[cluster_id] = cluster
                 self.n_nodes += cluster.scores.n_nodes
+            arrival = Arrival(self._clock.mono_ns(), self._clock.wall_ns())
+            taken_over = TakenOver(cluster_id, cluster, self.notifications, arrival)
+            began_ns = read_panic_start(reported)
+            if began_ns is not None:
+                if cluster is not None:
+                    self._updates.update(cluster, arrival)
+                taken_over.take_panic(began_ns)
+            for one in read_open_episodes(reported):
+                taken_over.take_episode(one)
             self.notifications.go_on(cluster_id, lambda one: is_reported(one, reported))
 
     def tick(self) -> None:
