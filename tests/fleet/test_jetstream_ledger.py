@@ -3,6 +3,8 @@
 import asyncio
 import logging
 
+import msgspec
+
 from ingero.fleet.jetstream.connection import OvertakenError, StoredDocument
 from ingero.fleet.jetstream.ledger import LedgerOfCluster
 from ingero.fleet.jetstream.messages import decode_ledger
@@ -244,6 +246,28 @@ def test_what_was_sent_is_confirmed_although_a_report_after_it_is_not_taken():
         await asyncio.wait_for(killed.wait_for(3), 10)
         running.cancel()
         assert (await open_ledger(killed))[1] == {"rank 3": "culprit"}
+
+    asyncio.run(check())
+
+
+def test_what_a_release_that_does_not_know_them_carried_along_is_no_report_of_it():
+    """As after a rollback: the older release charged what waiting cost, and did not write up to where."""
+
+    async def check():
+        bucket = OneDocument()
+        ledger, _ = await open_ledger(bucket)
+        newer = {"cost": "7000", "panic began": "5", "straggler n1": '["a", 5]'}
+        both = {'verdict ["n1", "", 3]': "culprit", "panic": "open", "episode a": "open"}
+        for about, state in (newer | both).items():
+            ledger.report({about: state}, lambda: True)
+        await ledger.settle()
+        assert (await open_ledger(bucket))[1] == newer | both
+        written = msgspec.msgpack.decode(bucket.written[-1])
+        known = {"said", "pending", "passed_seq", "version"}
+        older = {name: value for name, value in written.items() if name in known}
+        bucket.written.append(msgspec.msgpack.encode(older))
+        for _ in range(2):
+            assert (await open_ledger(bucket))[1] == both
 
     asyncio.run(check())
 

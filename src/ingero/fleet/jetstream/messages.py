@@ -18,6 +18,10 @@ from ingero.fleet.workers.messages import RelayedPush, Threshold
 VERSION: Final = 1
 _UNWRITTEN: Final = 1
 """What a document that names no version has: the fields of a document that have their default are not written."""
+_VOCABULARY: Final = 1
+_SINCE_1: Final = ("cost", "panic began", "straggler ")
+"""What entries of a ledger are about since vocabulary 1. A release that does not know them leaves them as they were,
+and drops the number of the vocabulary: what it reported itself is not in them."""
 _PACK_BYTES: Final = 16 << 10
 """Longer messages are compressed: a server refuses those above its ``max_payload``, of which the default is 1 MiB."""
 _MAX_BYTES: Final = 256 << 20
@@ -69,21 +73,27 @@ class ClusterLedger(msgspec.Struct, omit_defaults=True, rename={"reported": "sai
         pending: Of what may not have left yet: what was said before it; None for nothing.
         passed_seq: Pushes up to this one in the stream were passed on down the pipelines.
         version: Of this format.
+        vocabulary: Which entries the release that wrote it keeps up to date.
     """
 
     reported: dict[str, str] = {}
     pending: dict[str, str | None] = {}
     passed_seq: int = 0
     version: int = _UNWRITTEN
+    vocabulary: int = 0
 
     def restore(self) -> dict[str, str]:
-        """What was certainly reported."""
+        """What was certainly reported, without entries that its writer only carried along from a later release."""
         reported = dict(self.reported)
         for about, before in self.pending.items():
             if before is None:
                 reported.pop(about, None)
             else:
                 reported[about] = before
+        if self.vocabulary < _VOCABULARY:
+            return {
+                about: state for about, state in reported.items() if not about.startswith(_SINCE_1)
+            }
         return reported
 
 
@@ -132,6 +142,8 @@ def decode_push(stored: bytes) -> LoggedPush:
 
 def encode_document(document: ClusterAnswers | ClusterLedger) -> bytes:
     """Answers or a ledger as it lies in its bucket, of this release's `VERSION`."""
+    if isinstance(document, ClusterLedger):
+        document = msgspec.structs.replace(document, vocabulary=_VOCABULARY)
     return _encoder.encode(msgspec.structs.replace(document, version=VERSION))
 
 

@@ -237,7 +237,7 @@ def begin(fleet, reported):
 
 
 @pytest.mark.parametrize("is_standby", [False, True])
-@pytest.mark.parametrize("n_before", [9, 16])
+@pytest.mark.parametrize("n_before", [3, 9, 16])
 def test_costs_around_a_take_over_are_charged_once(n_before, is_standby):
     log = list(log_of(N_PARTS))
     said, heir = Said(), None
@@ -278,6 +278,6 @@ def test_costs_around_a_take_over_are_charged_once(n_before, is_standby):
         heir.host.clock.advance(5 * NS_PER_S)
         heir.judge()
     whole_s = find_whole_s()
-    assert judge.charged_s > 1
+    assert (judge.charged_s > 1) == (n_before > 3), "a first judge may end before its first report"
     assert whole_s > judge.charged_s
     assert judge.charged_s + heir.charged_s == pytest.approx(whole_s, rel=1e-3)

@@ -89,10 +89,13 @@ class PipelineReports:
     def adopt(self, conclusions: Mapping[str, Conclusion]) -> None:
         """Take as reported what costs of clusters that were just taken over were by the cut that was reported last."""
         for cluster_id in self._state.adopted.keys() & conclusions.keys():
-            mark_ns = self._state.adopted.pop(cluster_id)
+            reported_ns = self._state.adopted.pop(cluster_id)
             before, mark_ns = _find_before(
-                self._state.engine.cuts[cluster_id], conclusions[cluster_id], mark_ns
+                self._state.engine.cuts[cluster_id], conclusions[cluster_id], reported_ns
             )
+            if mark_ns != reported_ns:  # else nobody charged what comes before the first report
+                states = describe_costs(mark_ns)
+                self._state.downstream.report(cluster_id, states, Signal.LOGS, None)
             deltas = CostDeltas(mark_ns)
             if before is not None:
                 deltas.settle(before, deltas.find_deltas(before, self._find_hardware)[1])

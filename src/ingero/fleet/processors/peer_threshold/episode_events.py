@@ -34,7 +34,6 @@ from ingero.wire.episodes import (
 )
 from ingero.wire.typed import read_large, read_number
 
-_EPISODE: Final = "episode "
 _OPEN_OF: Final = "straggler "
 _PANIC_BEGAN: Final = "panic began"
 
@@ -68,10 +67,8 @@ def read_open_episodes(reported: Mapping[str, str]) -> list[ReportedEpisode]:
         if about.startswith(_OPEN_OF):
             with suppress(ValueError):
                 incident_id, opened_ns = json.loads(state)
-                # An older release ends an episode without taking this back.
-                if reported.get(f"{_EPISODE}{incident_id}") == OPEN:
-                    node_id = about.removeprefix(_OPEN_OF)
-                    found.append(ReportedEpisode(node_id, incident_id, int(opened_ns)))
+                node_id = about.removeprefix(_OPEN_OF)
+                found.append(ReportedEpisode(node_id, str(incident_id), int(opened_ns)))
     return found
 
 
@@ -100,7 +97,7 @@ def is_reported(notification: Notification, reported: Mapping[str, str]) -> bool
 def _name(notification: Notification) -> str:
     """What its record is about; empty where there is none."""
     if isinstance(notification, Episode):
-        return _EPISODE + find_incident_id(notification)
+        return f"episode {find_incident_id(notification)}"
     return PANIC if notification.kind is EventKind.PANIC else ""
 
 
