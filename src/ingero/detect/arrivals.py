@@ -55,6 +55,7 @@ class Arrivals:
 
     Attributes:
         n_pending: Operations that are held back.
+        clocks: Of the workers.
     """
 
     def __init__(self, reorder_ns: int, max_pending_ops: int, counts: JudgeCounts) -> None:
@@ -64,6 +65,7 @@ class Arrivals:
         self._parts: list[Records] = []
         self._workers = Columns(done_ns=_NEVER)
         self._views = Columns(done_seq=-1)
+        self.clocks = WorkerClocks(reorder_ns)
         self.n_pending = 0
 
     def grow(self, n_workers: int, n_views: int) -> None:
@@ -81,8 +83,9 @@ class Arrivals:
         """Add a run's operations, with the indices that they are known by."""
         rows = np.zeros(run.ops.size, OP)
         rows["worker"], rows["comm"], rows["view"] = worker, comm, view
-        for name in ("seq", "entry_ns", "inside_ns", "own_ns", "n_bytes", "op"):
+        for name in ("seq", "inside_ns", "own_ns", "n_bytes", "op"):
             rows[name] = run.ops[name]
+        rows["entry_ns"] = self.clocks.take(worker, view, run.ops["entry_ns"], now_ns)
         rows["is_enqueue"] = run.clock == ClockKind.ENQUEUE
         rows["arrived_ns"] = now_ns
         self._parts.append(rows)
@@ -119,6 +122,47 @@ class Arrivals:
         np.maximum.at(done_ns, ready["worker"], ready["entry_ns"])
         np.maximum.at(done_seq, ready["view"], ready["seq"])
         return ready
+
+
+class WorkerClocks:
+    """What is added to the times of workers whose clock began anew, so that they go on: a node's does when it boots.
+
+    A clock began anew where a worker that reported nothing for a while comes with another communicator, on which all
+    it did is earlier than what it did before.
+
+    Args:
+        reorder_ns: For how long a report may be overtaken by later ones.
+    """
+
+    def __init__(self, reorder_ns: int) -> None:
+        self._reorder_ns = reorder_ns
+        self._workers = Columns(offset_ns=0, newest_ns=_NEVER, arrived_ns=_NEVER)
+        self._views = Columns(is_known=0)
+
+    def take(self, worker: int, view: int, entry_ns: IntArray, now_ns: int) -> IntArray:
+        """The times of a run that arrived, shape (n,), as they go on from the worker's earlier ones."""
+        self._workers.grow(worker + 1)
+        self._views.grow(view + 1)
+        if not entry_ns.size:
+            return entry_ns
+        offsets, newest, arrived = (
+            self._workers[name] for name in ("offset_ns", "newest_ns", "arrived_ns")
+        )
+        last_ns, before_ns = int(entry_ns.max()), int(newest[worker])
+        silent_ns = now_ns - int(arrived[worker])
+        is_earlier = last_ns + int(offsets[worker]) <= before_ns
+        if is_earlier and silent_ns >= self._reorder_ns and not self._views["is_known"][view]:
+            offsets[worker] = min(before_ns + silent_ns, _ALWAYS) - last_ns
+        self._views["is_known"][view] = 1
+        offset_ns = int(offsets[worker])
+        taken = np.minimum(entry_ns, _ALWAYS - offset_ns) + offset_ns
+        newest[worker], arrived[worker] = max(before_ns, int(taken.max())), now_ns
+        return np.asarray(taken)
+
+    def read(self, worker: int, entry_ns: int) -> int:
+        """A time as the worker's clock has it now; 0 where that had not begun."""
+        self._workers.grow(worker + 1)
+        return max(entry_ns - int(self._workers["offset_ns"][worker]), 0)
 
 
 class WorkerTotals(Columns):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from ingero.detect.arrivals import WorkerClocks
 from ingero.detect.collectives import WaitLedger
 from ingero.detect.evidence import RankEvidence
 from ingero.detect.groups import PeerGroup
@@ -50,6 +51,7 @@ class Facts:
         evidence: What was compared.
         ledger: Waits and transfers.
         settings: Of the detector.
+        clocks: Of the workers.
         reorder_ns: By how much one may report later than another what they did in one time.
         stage_links: Worker → communicator → the worker at the other end of that link between two stages.
     """
@@ -59,8 +61,13 @@ class Facts:
     evidence: RankEvidence
     ledger: WaitLedger
     settings: EDetectorSettings
+    clocks: WorkerClocks
     reorder_ns: int = 0
     stage_links: Mapping[int, Mapping[int, int]] = field(default_factory=dict)
+
+    def read_clock(self, worker: int, entry_ns: int) -> int:
+        """A time of operations as the worker's own clock has it now."""
+        return self.clocks.read(worker, entry_ns)
 
     def met(self, one: tuple[int, int], other: tuple[int, int]) -> bool:
         """Whether what was seen first and last at these times, on the clock of arrivals, can have met."""

@@ -173,6 +173,7 @@ class Judge:
             settings=self.settings.detector,
             reorder_ns=self.settings.reorder_ns,
             stage_links=links.between_stages,
+            clocks=self._arrivals.clocks,
         )
         counts = asdict(self.counts) | {
             "unpaired_ops": self._pairing.n_unpaired,

@@ -300,12 +300,16 @@ def _verdict(facts: Facts, worker: int, found: WorkerFinding, shared: _Shared) -
         else Onset(
             comm=facts.registry.comm_names[facts.registry.view_comms[episode.onset.view]],
             seq=episode.onset.seq,
-            entry_ns=episode.onset.entry_ns,
+            entry_ns=facts.read_clock(worker, episode.onset.entry_ns),
             op_index=episode.onset_op,
         ),
-        detected_entry_ns=None if episode is None else episode.detected_ns,
+        detected_entry_ns=None
+        if episode is None
+        else facts.read_clock(worker, episode.detected_ns),
         n_ops_to_detect=None if episode is None else episode.n_ops_to_detect,
-        noticed_entry_ns=None if episode is None else _first_noticed_ns(evidence, episode),
+        noticed_entry_ns=None
+        if episode is None
+        else facts.read_clock(worker, _first_noticed_ns(evidence, episode)),
         slowdown=found.slowdown,
         evidence=round(evidence_log10, 6),
         bet=None if episode is None else Bet.POOLED if episode.is_pooled else Bet.RANK,
