@@ -19,7 +19,8 @@ from ingero.echo.db.backup_names import choose_backup, list_backups, stamp_of
 from ingero.echo.db.backups import BackupPlan, BackupSchedule, verify
 from ingero.echo.db.engine import DatabaseSettings, migrate, open_engine, wal_path
 from ingero.echo.db.errors import ForeignDatabaseError, LockedError, translate_errors
-from ingero.echo.db.files import restore
+from ingero.echo.db.files import back_up, restore
+from ingero.echo.schema.migrations import MIGRATIONS
 from ingero.errors import StoreError
 from ingero.testing.clock import ManualClock
 from ingero.units import NS_PER_S
@@ -299,6 +300,8 @@ def test_what_is_no_echo_database_or_in_use_stays_in_its_place(tmp_path):
     before = db.read_bytes()
     with pytest.raises(ForeignDatabaseError, match="no Echo database"):
         restore(backup, db)
+    with pytest.raises(ForeignDatabaseError, match="no Echo database"):
+        verify(db)
     with closing(make_store(tmp_path / "served.db")) as served:
         served.open()
         with pytest.raises(LockedError):
@@ -376,3 +379,28 @@ def test_the_backup_that_a_replica_answers_from_is_restored(tmp_path):
         assert restore(backup, tmp_path / "echo.db").n_rows == 7
         replica.stdin.close()
     assert count(tmp_path / "echo.db") == 7
+
+
+@pytest.mark.parametrize("version", range(1, len(MIGRATIONS)))
+def test_a_file_of_an_older_release_is_read_copied_and_restored_to_a_moment(tmp_path, version):
+    old, copy, restored = (tmp_path / name for name in ("old.db", "copy.db", "echo.db"))
+    arrivals = [dt.datetime(2026, 11, day) for day in (1, 20)]  # noqa: DTZ001 - the store's TIMESTAMP is UTC
+    with duckdb.connect(str(old)) as connection:
+        connection.execute(
+            "CREATE TABLE schema_migrations (number INTEGER PRIMARY KEY, title VARCHAR, applied_at TIMESTAMP)"
+        )
+        for step in MIGRATIONS[:version]:
+            for statement in step.statements:
+                connection.execute(statement)
+            connection.execute(
+                "INSERT INTO schema_migrations VALUES (?, 'old', now()::TIMESTAMP)", [step.number]
+            )
+        for at in arrivals:
+            connection.execute(
+                "INSERT INTO events SELECT ?, 'c', 'n', 'm', 1, NULL, NULL, NULL, '{}', ?", [at, at]
+            )
+    assert verify(old) == 2
+    assert back_up(old, copy)[1] == 2
+    done = restore(copy, restored, until=arrivals[0] + dt.timedelta(days=1))
+    assert (done.n_rows, done.n_left_out, done.newest) == (1, 1, arrivals[0])
+    assert count(restored) == 1  # brought up to date as it is opened

@@ -15,9 +15,9 @@ from typing import Any, Final
 import duckdb
 
 from ingero.echo.db.encryption import Encryption, attach
-from ingero.echo.db.errors import LockedError, translate_errors
+from ingero.echo.db.errors import ForeignDatabaseError, LockedError, translate_errors
 from ingero.echo.schema.migrations import MIGRATIONS
-from ingero.echo.schema.tables import TABLES
+from ingero.echo.schema.tables import TABLES, Table
 from ingero.errors import ConfigError, IngeroError, StoreError
 
 MEMORY: Final = ":memory:"
@@ -181,23 +181,39 @@ def fetch_row(
     return connection.execute(sql, list(params)).fetchall()[0]
 
 
+def find_tables(connection: duckdb.DuckDBPyConnection) -> tuple[Table, ...]:
+    """Those of our tables that a database has; one of an older release lacks the later ones.
+
+    Raises:
+        ForeignDatabaseError: It has none.
+    """
+    sql = "SELECT table_name FROM duckdb_tables() WHERE database_name = current_database()"
+    with translate_errors("read the schema"):
+        there = {name for (name,) in connection.execute(sql).fetchall()}
+    found = tuple(table for table in TABLES.values() if table.name in there)
+    if not found:
+        raise ForeignDatabaseError("it is no Echo database: it has none of the tables")
+    return found
+
+
 def count_tables(connection: duckdb.DuckDBPyConnection) -> dict[str, int]:
-    """Rows of each of our tables."""
+    """Rows of each of our tables that it has."""
+    tables = find_tables(connection)
     with translate_errors("count rows"):
         return {
-            name: int(fetch_row(connection, f"SELECT count(*) FROM {name}")[0])  # noqa: S608 - our names
-            for name in TABLES
+            table.name: int(fetch_row(connection, f"SELECT count(*) FROM {table.name}")[0])  # noqa: S608 - our names
+            for table in tables
         }
 
 
 def read_whole(connection: duckdb.DuckDBPyConnection) -> int:
-    """Read every value of every table, so that a damaged block is met; the rows.
+    """Read every value of every table that it has, so that a damaged block is met; the rows.
 
     Raises:
         StoreError: Something cannot be read.
     """
     n_rows = 0
-    for table in TABLES.values():
+    for table in find_tables(connection):
         with translate_errors(f"read {table.name}"):
             names = ", ".join((*table.names, "ingested_at"))
             sql = f"SELECT count(*), bit_xor(hash({names})) FROM {table.name}"  # noqa: S608 - our names

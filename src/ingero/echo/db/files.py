@@ -23,6 +23,7 @@ from ingero.echo.db.engine import (
     checkpoint,
     count_tables,
     fetch_row,
+    find_tables,
     migrate,
     open_engine,
     wal_path,
@@ -30,7 +31,7 @@ from ingero.echo.db.engine import (
 from ingero.echo.db.errors import ForeignDatabaseError, LockedError, translate_errors
 from ingero.echo.db.lock import FileLock, locked
 from ingero.echo.schema.migrations import MIGRATIONS
-from ingero.echo.schema.tables import APPENDED, TABLES
+from ingero.echo.schema.tables import NODES, TABLES
 from ingero.errors import StoreError
 from ingero.units import format_size
 from ingero.whole_files import sync_folder
@@ -204,17 +205,17 @@ def _settle(
     """Delete what arrived after a time; the rows that are left, the arrival of the newest, and the rows deleted."""
     connection = open_engine(str(path), DatabaseSettings(encryption=encryption))
     try:
-        n_deleted = 0
+        n_deleted, tables = 0, find_tables(connection)
         if until is not None:
-            for name in (*(table.name for table in APPENDED), "ingest_keys"):
+            for name in (*(table.name for table in tables if table is not NODES), "ingest_keys"):
                 with translate_errors(f"delete what arrived later from {name}"):
                     sql = f"DELETE FROM {name} WHERE ingested_at > ?"  # noqa: S608 - our names
                     n_rows = int(fetch_row(connection, sql, [until])[0])
                 n_deleted += n_rows if name in TABLES else 0
         checkpoint(connection)
         arrivals = " UNION ALL ".join(
-            f"SELECT max(ingested_at) AS arrival FROM {name}"  # noqa: S608 - our names
-            for name in TABLES
+            f"SELECT max(ingested_at) AS arrival FROM {table.name}"  # noqa: S608 - our names
+            for table in tables
         )
         with translate_errors("find the newest row"):
             (newest,) = fetch_row(connection, f"SELECT max(arrival) FROM ({arrivals})")  # noqa: S608
