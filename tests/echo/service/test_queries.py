@@ -12,8 +12,8 @@ from ingero.echo.db.rows import Rows
 from ingero.echo.db.store import Store, StoreSettings
 from ingero.echo.queries.analysis import RUN_ANALYSIS
 from ingero.echo.queries.catalog import QUERIES
-from ingero.echo.queries.context import QueryContext
-from ingero.echo.schema.tables import COSTS, EVENTS, HISTOGRAMS, INCIDENTS, LOGS, VERDICTS
+from ingero.echo.queries.context import QueryContext, SqlAnswer
+from ingero.echo.schema.tables import COSTS, EVENTS, HISTOGRAMS, INCIDENTS, LOGS, SPANS, VERDICTS
 from ingero.serving.query import get_query
 from ingero.telemetry.clock import SystemClock
 from ingero.units import NS_PER_S
@@ -49,14 +49,14 @@ class Site:
         self.rows.table(table).add(number, number, row, number)
         self.rows.n_rows += 1
 
-    def ask(self, name, clusters=None, **args):
+    def ask(self, name, clusters=None, run_sql=None, **args):
         """The answer's rows and the rest of it."""
         if self.rows.n_rows:
             rows, self.rows = self.rows, Rows()
             self.store.write(rows)
         with self.store.open_reader(60 * NS_PER_S) as reader:
             now_ns = (NOW - EPOCH) // dt.timedelta(microseconds=1) * 1000
-            context = QueryContext(reader, clusters, now_ns, None)
+            context = QueryContext(reader, clusters, now_ns, run_sql)
             return json.loads(get_query(QUERIES, name).ask(context, json.dumps(args).encode()))
 
 
@@ -261,3 +261,42 @@ def test_an_answer_in_which_each_row_has_a_long_text_ends_at_its_bound(site):
     found = site.ask("fleet.cluster.remediation", limit=1000)
     assert [row["action_id"] for row in found["rows"]] == [f"a{number}" for number in range(7)]
     assert found["n_cut"] == 12 - 7
+
+
+@pytest.mark.parametrize(
+    ("name", "table", "values"),
+    [
+        ("summary", COSTS, {"gpu_seconds": 5.0}),
+        ("summary", INCIDENTS, {"incident_id": "i", "state": "open"}),
+        ("find_stragglers", VERDICTS, {"verdict": "culprit"}),
+        ("anomaly_list", VERDICTS, {"verdict": "culprit"}),
+        ("anomaly_list", INCIDENTS, {"incident_id": "i", "state": "open"}),
+        ("anomaly_list", LOGS, {"severity": "error", "body": "boom"}),
+        ("blame_chain", VERDICTS, {"verdict": "culprit"}),
+        ("cost", COSTS, {"gpu_seconds": 5.0}),
+        ("cost_by_culprit", COSTS, {"gpu_seconds": 5.0}),
+        ("cost_by_week", COSTS, {"gpu_seconds": 5.0}),
+        ("remediation", LOGS, {"event_name": REMEDIATION_EVENT}),
+    ],
+)
+def test_the_latest_data_of_a_question_is_that_of_every_table_that_it_answers_from(
+    site, name, table, values
+):
+    site.add(EVENTS, 100, metric_name="ingero.node.health_score", value_double=0.9, kind="gauge")
+    site.add(table, 10, **values)
+    answer = site.ask(f"fleet.cluster.{name}", until="latest", time_window="5m")
+    assert answer["window"]["end"] == "2026-06-01T11:50:00.000001Z"
+    assert len(answer["rows"]) == 1
+
+
+def test_the_latest_data_of_a_statement_is_that_of_every_table(site):
+    seen = []
+
+    def run(sql, span, limit):
+        seen.append(span.end)
+        return SqlAnswer([], [], is_cut=False)
+
+    site.add(EVENTS, 100, metric_name="ingero.node.health_score", value_double=0.9, kind="gauge")
+    site.add(SPANS, 10, name="detection")
+    site.ask(RUN_ANALYSIS.name, run_sql=run, sql="SELECT * FROM spans", until="latest")
+    assert seen == [NOW - dt.timedelta(minutes=10) + dt.timedelta(microseconds=1)]

@@ -16,6 +16,7 @@ from ingero.echo.queries.context import (
     window_of,
 )
 from ingero.echo.queries.context import Window as AnswerWindow
+from ingero.echo.schema.tables import SENT
 from ingero.serving.query import Query
 
 MAX_SQL_CHARS: Final = 16_384
@@ -64,7 +65,7 @@ def _analyse(context: QueryContext, args: AnalysisArgs) -> AnalysisAnswer:
     where = TimeWindowArgs(
         cluster_id=args.cluster_id, time_window=args.time_window, until=args.until
     )
-    span = context.span(where)
+    span = context.span(where, *(table.name for table in SENT))
     answer = context.run_sql(args.sql, span, args.limit)
     return AnalysisAnswer(
         columns=answer.columns,

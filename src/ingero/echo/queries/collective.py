@@ -184,5 +184,5 @@ BLAME: Final = Query(
     "who came last in each operation. Verdicts first, then most waiting.",
     ListArgs,
     ListAnswer[Blame],
-    build_list_run(ListAnswer[Blame], _BLAME_SQL, "collectives"),
+    build_list_run(ListAnswer[Blame], _BLAME_SQL, "collectives", others=("verdicts",)),
 )

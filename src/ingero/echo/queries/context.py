@@ -221,7 +221,8 @@ class QueryContext:
 
         Args:
             args: The question's.
-            tables: Where ``latest`` is looked up; ``events`` when none is named.
+            tables: Where ``latest`` is looked up; the newest row of any is inside the window, those of other tables
+                may lie after it. ``events`` when none is named.
 
         Raises:
             ClusterRefusedError: The cluster is not the bearer's.
@@ -319,7 +320,11 @@ class QueryContext:
 
 
 def build_list_run(
-    answer: type[AnswerT], sql: str, table: str = "events", condition: str = "TRUE"
+    answer: type[AnswerT],
+    sql: str,
+    table: str = "events",
+    condition: str = "TRUE",
+    others: tuple[str, ...] = (),
 ) -> Callable[[QueryContext, ListArgs], AnswerT]:
     """What runs a query whose answer is the rows of one statement on the window, and nothing more.
 
@@ -328,10 +333,11 @@ def build_list_run(
         sql: Ordered, with ``{where}`` wherever the window's condition belongs.
         table: What its coverage counts, and where the newest row is looked up.
         condition: Which rows of the table its coverage counts.
+        others: Further tables where the newest row is looked up.
     """
 
     def run(context: QueryContext, args: ListArgs) -> AnswerT:
-        span = context.span(args, table)
+        span = context.span(args, table, *others)
         coverage = context.coverage(span, table, condition)
         return context.answer(answer, span, span.bind(sql), args.limit, coverage)
 

@@ -75,7 +75,7 @@ FROM charges GROUP BY ALL ORDER BY lost DESC NULLS LAST, 1, 2, 3, 4
 
 
 def _cost(context: QueryContext, args: ListArgs) -> ListAnswer[Cost]:
-    span = context.span(args)
+    span = context.span(args, "costs", "events")
     return context.answer(
         ListAnswer[Cost], span, span.bind(_COST_SQL), args.limit, _coverage(context, span)
     )
@@ -128,7 +128,7 @@ ORDER BY b.lost DESC NULLS LAST, 1, 2, 3
 
 
 def _cost_by_culprit(context: QueryContext, args: ListArgs) -> CulpritCostAnswer:
-    span = context.span(args)
+    span = context.span(args, "costs", "events")
     rest = context.reader.row(
         f"SELECT sum({LOST}) FROM costs WHERE {span.where} AND attributed = 'unattributed'",
         span.params,
@@ -261,7 +261,7 @@ ORDER BY week DESC, cluster_id, currency NULLS LAST LIMIT {MAX_TOTALS}
 
 
 def _cost_by_week(context: QueryContext, args: WeeksArgs) -> WeeksAnswer:
-    span = context.span(args)
+    span = context.span(args, "costs", "logs")
     return context.answer(
         WeeksAnswer,
         span,

@@ -145,7 +145,7 @@ ORDER BY cluster_id
 
 
 def _summary(context: QueryContext, args: ListArgs) -> ListAnswer[ClusterSummary]:
-    span = context.span(args)
+    span = context.span(args, "events", "verdicts", "incidents", "costs")
     lately = span.reaching_back(_MAX_OPEN)
     (head, before), (tail, after) = map(span.bind, _SUMMARY_SQL.split("{lately}"))
     statement = head + lately.where + tail, (*before, *lately.params, *after)
@@ -268,6 +268,7 @@ FIND_STRAGGLERS: Final = Query(
         ListAnswer[Straggler],
         _STRAGGLERS_SQL,
         condition=f"metric_name IN ('{_SCORE}', '{_STRAGGLER}')",
+        others=("verdicts",),
     ),
 )
 FIND_OUTLIERS: Final = Query(

@@ -80,7 +80,7 @@ _LEVELS: Final = {"any": 1, "warn": 1, "error": 2, "critical": 3}
 
 
 def _anomalies(context: QueryContext, args: AnomalyArgs) -> ListAnswer[NodeAnomaly]:
-    span = context.span(args)
+    span = context.span(args, "events", "incidents", "verdicts", "logs")
     sql, params = span.bind(_ANOMALY_SQL)
     chosen = (_LEVELS[args.severity_filter], args.node_id, args.node_id)
     coverage = context.coverage(span, "events", node_id=args.node_id)
@@ -201,7 +201,7 @@ class NodeHistoryAnswer(Answer, kw_only=True):
 
 
 def _node(context: QueryContext, args: NodeArgs) -> NodeHistoryAnswer:
-    span = context.span(args)
+    span = context.span(args, "events", "verdicts")
     clusters, values = span.of_clusters
     facts = context.all(
         NodeFacts,

@@ -93,7 +93,7 @@ ORDER BY ts DESC, seq DESC, cluster_id, node_id
 
 
 def _remediation(context: QueryContext, args: RemediationArgs) -> ListAnswer[RemediationRow]:
-    span = context.span(args)
+    span = context.span(args, "logs")
     sql, params = span.bind(_SQL)
     chosen = (args.node_id, args.node_id, args.action_id, args.action_id)
     coverage = context.coverage(span, "logs", f"event_name = '{REMEDIATION_EVENT}'")
