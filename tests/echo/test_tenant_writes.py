@@ -133,7 +133,7 @@ def test_the_same_time_with_another_value_is_kept_counted_and_told_and_a_retry_i
     n_refused, why = rejected(served.push(metrics([point(2.0, at_ns)], "twice"), token=TEAM_A))
     assert n_refused == 0
     assert why.startswith(
-        "1 have the series and time of another one with another value; both are kept"
+        "1 have the series and time of another one with another value, kind, unit or scope; both are kept"
     )
     told = rejected(served.push(to_protobuf("metrics", metrics([point(3.0, at_ns)], "twice"))))
     assert told == (0, why)

@@ -131,6 +131,30 @@ def test_summary_quantiles_are_rows(store, take):
     ]
 
 
+def test_metrics_of_one_name_value_and_time_are_kept_apart_by_kind_unit_and_scope(store, take):
+    def number(number_value=1.0):
+        return structs.NumberDataPoint([], 0, NOW_NS, as_double=number_value)
+
+    kinds = [
+        structs.Metric("m", gauge=structs.Gauge([number()])),
+        structs.Metric("m", unit="s", gauge=structs.Gauge([number()])),
+        structs.Metric("m", sum=structs.Sum([number()], 1)),
+        structs.Metric("m", sum=structs.Sum([number()], 2)),
+    ]
+    scopes = [structs.ScopeMetrics(structs.InstrumentationScope(name), kinds) for name in ("a", "b")]
+    export = Export.from_tree(
+        Signal.METRICS, structs.MetricsRequest([structs.ResourceMetrics(structs.Resource(), scopes)])
+    )
+    n_conflicts = [take(export).rows.outcome.n_conflicts for _ in range(2)]  # then a sender's retry
+    assert n_conflicts == [7, 0]
+    assert read(store, "SELECT kind, unit, count(*) FROM events GROUP BY ALL ORDER BY ALL") == [
+        ("cumulative", "", 2),
+        ("delta", "", 2),
+        ("gauge", "", 2),
+        ("gauge", "s", 2),
+    ]
+
+
 def test_what_a_node_says_of_itself_is_one_row_per_node(store, take):
     take(
         metrics(

@@ -68,7 +68,7 @@ class DuplicateFilter:
         """Remember rows that were written.
 
         Returns:
-            By request, how many of them are stored beside another of their series and time with another value.
+            By request, how many of them are stored beside another of their series and time.
         """
         self._keys.add(incoming.keys, mono_ns)
         is_first = self._places.find_new(incoming.places)

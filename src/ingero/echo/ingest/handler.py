@@ -281,7 +281,8 @@ class IngestHandler:
         if outcome.n_conflicts:
             n = outcome.n_conflicts
             conflicts = (
-                f"{n} have the series and time of another one with another value; both are kept"
+                f"{n} have the series and time of another one with another value, kind, unit or scope;"
+                " both are kept"
             )
             why = f"{why}; {conflicts}" if why else conflicts
         return OtlpAnswer(AnswerStatus.TAKEN, why, n_rejected=ingest.n_refused)

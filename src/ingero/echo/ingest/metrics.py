@@ -36,6 +36,8 @@ _NODE_RANK: Final = str(Attribute.NODE_RANK)
 
 
 _Where = tuple[Origins, Origin, str]
+_Streams = dict[tuple[str, ...], int]
+"""Hash of kind, temporality, unit and scope, by these; of the points of one request."""
 
 
 def add_metrics(rows: Rows, export: Export, origins: Origins, hint: str, now_ns: int) -> Refusals:
@@ -51,37 +53,58 @@ def add_metrics(rows: Rows, export: Export, origins: Origins, hint: str, now_ns:
     Returns:
         The points that were not appended.
     """
-    refusals = Refusals()
+    refusals, streams = Refusals(), _Streams()
     resource, origin = None, None
     for point in iter_points(export):
         if origin is None or point.resource is not resource:
             resource, origin = point.resource, origins.read(point.resource)
             rows.name_cluster(origin.cluster_id)
         try:
-            _add_point(rows, point, (origins, origin, hint), now_ns)
+            _add_point(rows, point, (origins, origin, hint), streams, now_ns)
         except RefusedRecordError as error:
             refusals.add(error)
     return refusals
 
 
-def _add_point(rows: Rows, point: Point, where: _Where, now_ns: int) -> None:
+def _add_point(
+    rows: Rows, point: Point, where: _Where, streams: _Streams, now_ns: int
+) -> None:
     origins, origin, hint = where
     origins.limits.check_name(point.unit, "unit")
     series = origins.series(origin, point.name, point.attributes, hint)
     rows.clusters.add(series.cluster_id)
+    stream = _find_stream(point, streams)
     if point.kind is PointKind.GAUGE or point.kind is PointKind.SUM:
-        _add_number(rows, point, series, origin, now_ns)
+        _add_number(rows, point, series, (origin, stream), now_ns)
     elif point.kind is PointKind.SUMMARY:
-        _add_summary(rows, point, where, now_ns)
+        _add_summary(rows, point, series, (where, stream), now_ns)
     else:
-        _add_histogram(rows, point, series, now_ns)
+        _add_histogram(rows, point, series, stream, now_ns)
     if series.node_id:
         _note_node(rows, point, series, origin, now_ns)
 
 
+def _find_stream(point: Point, streams: _Streams) -> int:
+    """What tells points of one name, resource, attributes and time apart beside their value.
+
+    Source: OpenTelemetry metrics data model, "Timeseries Model": the scope, kind, unit and temporality are part of
+    what identifies a stream, beside name, resource and attributes.
+    """
+    key = (point.kind, point.temporality, point.unit, *point.scope)
+    found = streams.get(key)
+    if found is None:
+        found = streams[key] = stable_hash(*(part.encode() for part in key))
+    return found
+
+
 def _add_number(
-    rows: Rows, point: Point, series: OriginSeries, origin: Origin, now_ns: int
+    rows: Rows,
+    point: Point,
+    series: OriginSeries,
+    of: tuple[Origin, int],
+    now_ns: int,
 ) -> None:
+    origin, stream = of
     sent_ns = point.time_unix_nano
     value = point.value
     rows.table(EVENTS).add(
@@ -98,12 +121,19 @@ def _add_number(
             point.unit,
             series.attributes,
         ),
+        stream,
     )
     rows.n_rows += 1
 
 
-def _add_summary(rows: Rows, point: Point, where: _Where, now_ns: int) -> None:
-    origins, origin, hint = where
+def _add_summary(
+    rows: Rows,
+    point: Point,
+    own: OriginSeries,
+    of: tuple[_Where, int],
+    now_ns: int,
+) -> None:
+    (origins, origin, hint), stream = of
     sent_ns = point.time_unix_nano
     of_row_ns = row_ns(sent_ns, now_ns)
     at = to_timestamp(plausible_ns(sent_ns, now_ns))
@@ -132,11 +162,14 @@ def _add_summary(rows: Rows, point: Point, where: _Where, now_ns: int) -> None:
                 point.unit,
                 series.attributes,
             ),
+            stream,
         )
         rows.n_rows += 1
 
 
-def _add_histogram(rows: Rows, point: Point, series: OriginSeries, now_ns: int) -> None:
+def _add_histogram(
+    rows: Rows, point: Point, series: OriginSeries, stream: int, now_ns: int
+) -> None:
     sent_ns, raw = point.time_unix_nano, point.raw
     distribution = point.distribution
     if distribution is not None:
@@ -159,7 +192,7 @@ def _add_histogram(rows: Rows, point: Point, series: OriginSeries, now_ns: int) 
             point.unit,
             series.attributes,
         ),
-        stable_hash(repr((*numbers, bounds, counts)).encode()),
+        stable_hash(repr((stream, *numbers, bounds, counts)).encode()),
     )
     rows.n_rows += 1
 
