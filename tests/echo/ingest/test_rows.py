@@ -115,7 +115,7 @@ def test_an_exponential_histogram_is_spelled_out_with_the_same_counts():
     assert bounds == sorted(bounds)
 
 
-def test_summary_quantiles_are_rows(store, take):
+def test_summary_quantiles_are_rows_beside_its_count_and_sum(store, take):
     point = structs.SummaryDataPoint(
         [],
         0,
@@ -124,10 +124,25 @@ def test_summary_quantiles_are_rows(store, take):
         10.0,
         [structs.ValueAtQuantile(0.5, 2.0), structs.ValueAtQuantile(0.99, 4.0)],
     )
-    take(metrics(structs.Metric("s", summary=structs.Summary([point]))))
+    export = metrics(structs.Metric("s", unit="s", summary=structs.Summary([point])))
+    for one in both_encodings(export):
+        take(one)
     assert read(store, "SELECT kind, value_double, attributes FROM events ORDER BY 2") == [
         ("quantile", 2.0, '{"quantile":0.5}'),
         ("quantile", 4.0, '{"quantile":0.99}'),
+    ]
+    columns = 'metric_name, "count", "sum", "min", bounds, bucket_counts, kind, unit, attributes'
+    assert read(store, f"SELECT {columns} FROM histograms") == [
+        ("s", 4, 10.0, None, [], [], "cumulative", "s", "{}")
+    ]
+
+
+def test_a_summary_without_quantiles_keeps_its_count_and_sum(store, take):
+    point = structs.SummaryDataPoint(build_attributes({"route": "/a"}), 0, NOW_NS, 7, 3.5)
+    built = take(metrics(structs.Metric("s", summary=structs.Summary([point]))))
+    assert built.rows.n_rows == 1
+    assert read(store, 'SELECT "count", "sum", attributes FROM histograms') == [
+        (7, 3.5, '{"route":"/a"}')
     ]
 
 
@@ -141,9 +156,12 @@ def test_metrics_of_one_name_value_and_time_are_kept_apart_by_kind_unit_and_scop
         structs.Metric("m", sum=structs.Sum([number()], 1)),
         structs.Metric("m", sum=structs.Sum([number()], 2)),
     ]
-    scopes = [structs.ScopeMetrics(structs.InstrumentationScope(name), kinds) for name in ("a", "b")]
+    scopes = [
+        structs.ScopeMetrics(structs.InstrumentationScope(name), kinds) for name in ("a", "b")
+    ]
     export = Export.from_tree(
-        Signal.METRICS, structs.MetricsRequest([structs.ResourceMetrics(structs.Resource(), scopes)])
+        Signal.METRICS,
+        structs.MetricsRequest([structs.ResourceMetrics(structs.Resource(), scopes)]),
     )
     n_conflicts = [take(export).rows.outcome.n_conflicts for _ in range(2)]  # then a sender's retry
     assert n_conflicts == [7, 0]

@@ -6,7 +6,7 @@ import math
 from typing import Final
 
 from ingero.echo.db.rows import NodeRow, Rows
-from ingero.echo.ingest.histograms import read_explicit, read_exponential
+from ingero.echo.ingest.histograms import Buckets, read_explicit, read_exponential
 from ingero.echo.ingest.limits import Refusals, RefusedRecordError
 from ingero.echo.ingest.origin import (
     Origin,
@@ -66,9 +66,7 @@ def add_metrics(rows: Rows, export: Export, origins: Origins, hint: str, now_ns:
     return refusals
 
 
-def _add_point(
-    rows: Rows, point: Point, where: _Where, streams: _Streams, now_ns: int
-) -> None:
+def _add_point(rows: Rows, point: Point, where: _Where, streams: _Streams, now_ns: int) -> None:
     origins, origin, hint = where
     origins.limits.check_name(point.unit, "unit")
     series = origins.series(origin, point.name, point.attributes, hint)
@@ -76,10 +74,10 @@ def _add_point(
     stream = _find_stream(point, streams)
     if point.kind is PointKind.GAUGE or point.kind is PointKind.SUM:
         _add_number(rows, point, series, (origin, stream), now_ns)
-    elif point.kind is PointKind.SUMMARY:
-        _add_summary(rows, point, series, (where, stream), now_ns)
     else:
-        _add_histogram(rows, point, series, stream, now_ns)
+        if point.kind is PointKind.SUMMARY:
+            _add_quantiles(rows, point, where, stream, now_ns)
+        _add_distribution(rows, point, series, stream, now_ns)
     if series.node_id:
         _note_node(rows, point, series, origin, now_ns)
 
@@ -126,14 +124,8 @@ def _add_number(
     rows.n_rows += 1
 
 
-def _add_summary(
-    rows: Rows,
-    point: Point,
-    own: OriginSeries,
-    of: tuple[_Where, int],
-    now_ns: int,
-) -> None:
-    (origins, origin, hint), stream = of
+def _add_quantiles(rows: Rows, point: Point, where: _Where, stream: int, now_ns: int) -> None:
+    origins, origin, hint = where
     sent_ns = point.time_unix_nano
     of_row_ns = row_ns(sent_ns, now_ns)
     at = to_timestamp(plausible_ns(sent_ns, now_ns))
@@ -147,7 +139,6 @@ def _add_summary(
         for one in point.raw.quantile_values
     ]
     for series, one in quantiles:
-        value = one.value if math.isfinite(one.value) else None
         rows.table(EVENTS).add(
             series.hash,
             of_row_ns,
@@ -156,7 +147,7 @@ def _add_summary(
                 series.cluster_id,
                 series.node_id,
                 point.name,
-                value,
+                _finite(one.value),
                 origin.host,
                 "quantile",
                 point.unit,
@@ -167,16 +158,14 @@ def _add_summary(
         rows.n_rows += 1
 
 
-def _add_histogram(
+def _add_distribution(
     rows: Rows, point: Point, series: OriginSeries, stream: int, now_ns: int
 ) -> None:
     sent_ns, raw = point.time_unix_nano, point.raw
-    distribution = point.distribution
-    if distribution is not None:
-        bounds, counts = read_explicit(distribution)
-    else:
-        bounds, counts = read_exponential(raw)
-    numbers = raw.count, _optional(raw, "sum"), _optional(raw, "min"), _optional(raw, "max")
+    bounds, counts = _read_buckets(point)
+    numbers: tuple[float | None, ...] = raw.count, _finite(raw.sum), None, None
+    if point.kind is not PointKind.SUMMARY:
+        numbers = raw.count, *(_optional(raw, name) for name in ("sum", "min", "max"))
     rows.table(HISTOGRAMS).add(
         series.hash,
         row_ns(sent_ns, now_ns),
@@ -197,10 +186,21 @@ def _add_histogram(
     rows.n_rows += 1
 
 
+def _read_buckets(point: Point) -> Buckets:
+    if point.kind is PointKind.SUMMARY:
+        return [], []
+    if point.distribution is not None:
+        return read_explicit(point.distribution)
+    return read_exponential(point.raw)
+
+
 def _optional(raw: structs.Proto, name: str) -> float | None:
     if hasattr(raw, "HasField") and not raw.HasField(name):
         return None
-    value: float | None = getattr(raw, name)
+    return _finite(getattr(raw, name))
+
+
+def _finite(value: float | None) -> float | None:
     return value if value is not None and math.isfinite(value) else None
 
 

@@ -61,7 +61,8 @@ EVENTS: Final = Table(
 )
 HISTOGRAMS: Final = Table(
     "histograms",
-    "One histogram data point; exponential ones with their bounds spelled out.",
+    "One histogram data point; exponential ones with their bounds spelled out. Of a summary its count and sum, without "
+    "buckets.",
     (
         *WHO,
         ("metric_name", TEXT),
