@@ -300,3 +300,19 @@ def test_the_latest_data_of_a_statement_is_that_of_every_table(site):
     site.add(SPANS, 10, name="detection")
     site.ask(RUN_ANALYSIS.name, run_sql=run, sql="SELECT * FROM spans", until="latest")
     assert seen == [NOW - dt.timedelta(minutes=10) + dt.timedelta(microseconds=1)]
+
+
+@pytest.mark.parametrize(
+    "metric",
+    ["http.server/request-duration", "job:cpu:rate5m", "_up", "it's", "a\\", "ünï", "x" * 256],
+)
+def test_every_metric_that_is_kept_can_be_asked_for(site, metric):
+    for node, value in enumerate([1.0, 1.0, 1.0, 9.0]):
+        given = {"metric_name": metric, "value_double": value, "kind": "gauge"}
+        site.add(EVENTS, 10, node_id=f"n{node}", **given)
+        site.add(EVENTS, 10, node_id=f"n{node}", **given | {"metric_name": "another"})
+    steps = site.ask("fleet.cluster.timeline", metric_name=metric, n_buckets=1)
+    assert (steps["coverage"]["n_rows"], [row["n_points"] for row in steps["rows"]]) == (4, [4])
+    outliers = site.ask("fleet.cluster.find_outlier_nodes", metric_name=metric)
+    assert outliers["coverage"]["n_rows"] == 4
+    assert [row["node_id"] for row in outliers["rows"]] == ["n3"]

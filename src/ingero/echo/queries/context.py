@@ -18,7 +18,9 @@ from ingero.units import NS_PER_US, parse_duration
 RowT = TypeVar("RowT", bound=msgspec.Struct)
 AnswerT = TypeVar("AnswerT", bound="Answer")
 
-_RFC_3339: Final = re.compile(r"(?i)\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?(Z|[+-]\d\d:\d\d)")
+_RFC_3339: Final = re.compile(
+    r"(?i)\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?(Z|[+-]\d\d:\d\d)"
+)
 LATEST: Final = "latest"
 _IN_TIME: Final = "ts >= ? AND ts < ? AND "
 NODE_OF_EVENT: Final = (
@@ -57,10 +59,7 @@ NodeId = Annotated[
 ]
 MetricName = Annotated[
     str,
-    msgspec.Meta(
-        pattern=r"^[A-Za-z][A-Za-z0-9_.]{0,127}(?!\n)$",
-        description="A metric's name.",
-    ),
+    msgspec.Meta(min_length=1, max_length=256, description="A metric's name, as it was sent."),
 ]
 Limit = Annotated[int, msgspec.Meta(ge=1, le=MAX_LIMIT, description="Most rows in the answer.")]
 Severity = Annotated[str, msgspec.Meta(description="warn, error or critical.")]
@@ -305,14 +304,29 @@ class QueryContext:
         return [row(*_aware(values)) for values in self.reader.rows(sql, params)]
 
     def coverage(
-        self, span: TimeSpan, table: str, extra: str = "TRUE", node_id: str | None = None
+        self,
+        span: TimeSpan,
+        table: str,
+        extra: str = "TRUE",
+        node_id: str | None = None,
+        metric_name: str | None = None,
     ) -> AnswerCoverage:
-        """What one table holds inside the window, of one node where one is named; ``extra`` is a condition of ours."""
+        """What one table holds inside the window, of one node and one metric where these are named.
+
+        Args:
+            span: The window.
+            table: Its name; of a metric, one that has the column.
+            extra: A condition of ours.
+            node_id: A node.
+            metric_name: A metric.
+        """
+        named = {"node_id": node_id, "metric_name": metric_name}
+        chosen = {column: value for column, value in named.items() if value is not None}
+        where = " AND ".join((span.where, extra, *(f"{column} = ?" for column in chosen)))
         node = NODE_OF_EVENT if table == "events" else "nullif(node_id, '')"
         n_rows, n_nodes, first, last = self.reader.row(
-            f"SELECT count(*), count(DISTINCT {node}), min(ts), max(ts) FROM {table} "
-            f"WHERE {span.where} AND {extra} AND (? IS NULL OR node_id = ?)",
-            (*span.params, node_id, node_id),
+            f"SELECT count(*), count(DISTINCT {node}), min(ts), max(ts) FROM {table} WHERE {where}",
+            (*span.params, *chosen.values()),
         )
         return AnswerCoverage(
             source=table, n_rows=n_rows, n_nodes=n_nodes, first=aware(first), last=aware(last)

@@ -242,7 +242,7 @@ def _outliers(context: QueryContext, args: OutlierArgs) -> OutliersAnswer:
         span,
         (sql, (*params, args.metric_name, args.min_deviations)),
         args.limit,
-        context.coverage(span, "events", f"metric_name = '{args.metric_name}'"),
+        context.coverage(span, "events", metric_name=args.metric_name),
         metric_name=args.metric_name,
     )
 

@@ -140,7 +140,7 @@ def _timeline(context: QueryContext, args: TimelineArgs) -> NodeTimelineAnswer:
         span,
         (sql, (*steps, *params, *chosen)),
         _TIMELINE_ROWS,
-        context.coverage(span, "events", f"metric_name = '{args.metric_name}'", args.node_id),
+        context.coverage(span, "events", node_id=args.node_id, metric_name=args.metric_name),
         metric_name=args.metric_name,
         bucket_seconds=step_us / 1e6,
     )
