@@ -14,6 +14,7 @@ from ingero.echo.queries.analysis import RUN_ANALYSIS
 from ingero.echo.queries.catalog import QUERIES
 from ingero.echo.queries.context import QueryContext, SqlAnswer
 from ingero.echo.schema.tables import COSTS, EVENTS, HISTOGRAMS, INCIDENTS, LOGS, SPANS, VERDICTS
+from ingero.errors import BadDataError
 from ingero.serving.query import get_query
 from ingero.telemetry.clock import SystemClock
 from ingero.units import NS_PER_S
@@ -316,3 +317,14 @@ def test_every_metric_that_is_kept_can_be_asked_for(site, metric):
     outliers = site.ask("fleet.cluster.find_outlier_nodes", metric_name=metric)
     assert outliers["coverage"]["n_rows"] == 4
     assert [row["node_id"] for row in outliers["rows"]] == ["n3"]
+
+
+@pytest.mark.parametrize("text", ["2026-06-01T12:60:00Z", "2026-06-01T12:00:00+00:60"])
+def test_a_minute_60_is_no_time(site, text):
+    with pytest.raises(BadDataError, match="is no time"):
+        site.ask("fleet.cluster.summary", until=text)
+
+
+def test_a_leap_second_is_the_one_before_it(site):
+    answer = site.ask("fleet.cluster.summary", until="2016-12-31T23:59:60.25Z")
+    assert answer["window"]["end"] == "2016-12-31T23:59:59.250000Z"

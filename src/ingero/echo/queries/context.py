@@ -19,7 +19,7 @@ RowT = TypeVar("RowT", bound=msgspec.Struct)
 AnswerT = TypeVar("AnswerT", bound="Answer")
 
 _RFC_3339: Final = re.compile(
-    r"(?i)\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?(Z|[+-]\d\d:\d\d)"
+    r"(?i)(\d{4}-\d\d-\d\dT\d\d:\d\d:)(\d\d)((?:\.\d+)?(?:Z|[+-]\d\d:[0-5]\d))"
 )
 LATEST: Final = "latest"
 _IN_TIME: Final = "ts >= ? AND ts < ? AND "
@@ -368,10 +368,13 @@ def _get_row_type(rows: Any) -> type[msgspec.Struct]:  # noqa: ANN401 - an annot
 
 def _parse_time(text: str) -> datetime:
     """RFC 3339 into naive UTC; a leap second is the one before it, and what leaves the calendar stays at its edge."""
-    if _RFC_3339.fullmatch(text) is None:
+    found = _RFC_3339.fullmatch(text)
+    if found is None:
         raise BadDataError(f"until {text!r} is no time; write 2026-01-31T12:00:00Z")
     try:
-        moment = datetime.fromisoformat(text.upper().replace(":60", ":59"))
+        to_minute, second, rest = found.groups()
+        second = "59" if second == "60" else second
+        moment = datetime.fromisoformat(f"{to_minute}{second}{rest}".upper())
     except ValueError as error:
         raise BadDataError(f"until {text!r} is no time: {error}") from error
     try:
