@@ -43,7 +43,10 @@ def ask_echo(
             return result
 
         def has_settled() -> bool:
-            charged_s = sum(row["gpu_seconds"] for row in ask("cost_by_culprit")["rows"])
+            cost = ask("cost_by_culprit")
+            if cost["coverage"]["source"] != "costs":
+                return False  # what Fleet's gauge says, which has no money and nothing that is charged to nobody
+            charged_s = sum(row["gpu_seconds"] for row in cost["rows"])
             if abs(charged_s - charged_gpu_s) > _SAME * charged_gpu_s:
                 return False
             blamed = [row for row in ask("blame_chain")["rows"] if row["source"] == "verdict"]
