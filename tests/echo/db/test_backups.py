@@ -15,7 +15,7 @@ from tests.echo.db.test_store import T0 as NOW
 from tests.echo.db.test_store import make_store, rows_of
 
 from ingero.echo.db import backups
-from ingero.echo.db.backup_names import choose_backup, list_backups, stamp_of
+from ingero.echo.db.backup_names import choose_backup, list_backups, name_backup, stamp_of
 from ingero.echo.db.backups import BackupPlan, BackupSchedule, verify
 from ingero.echo.db.engine import DatabaseSettings, migrate, open_engine, wal_path
 from ingero.echo.db.errors import ForeignDatabaseError, LockedError, translate_errors
@@ -94,6 +94,28 @@ def test_a_new_process_goes_on_from_the_newest_backup(store, schedule, clock, tm
     clock.advance(HOUR_NS // 2 + NS_PER_S)
     later.run_if_due()
     assert later.counters.done == 1
+
+
+def test_backups_of_a_clock_that_was_ahead_hold_up_no_later_ones(store, schedule, clock, tmp_path):
+    folder = tmp_path / "backups"
+    store.write(rows_of(10))
+    schedule.run_if_due()
+    (first,) = list_backups(folder)
+    ahead = [name_backup(now_of(clock) + dt.timedelta(days=day)) for day in (100, 200, 300)]
+    for name in ahead:
+        shutil.copy(first, folder / name)
+    plan = BackupPlan(folder, HOUR_NS, 3)
+    again = BackupSchedule(store, plan, None, clock)
+    again.look_back()
+    made = [stamp_of(first)]
+    for _ in range(4):
+        clock.advance(HOUR_NS)
+        again.run_if_due()
+        again.run_if_due()  # not yet due again
+        made.append(now_of(clock).replace(microsecond=0))
+        assert again.counters.last_wall_s == pytest.approx(clock.wall_ns() / 1e9)
+    kept = [one for one in list_backups(folder) if one.name not in ahead]
+    assert [stamp_of(one) for one in kept] == made[-3:]
 
 
 def test_one_that_cannot_be_read_is_not_kept_and_the_older_ones_are(

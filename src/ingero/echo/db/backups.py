@@ -166,7 +166,8 @@ class BackupSchedule:
     def run_if_due(self) -> None:
         """Make a backup where it is time for one. What fails is counted, said, and tried again soon."""
         now_ns = self._clock.wall_ns()
-        if now_ns < self._next_wall_ns:
+        # One that lies farther ahead than an interval was counted from a clock that has been set back since.
+        if self._next_wall_ns - self._plan.every_ns <= now_ns < self._next_wall_ns:
             return
         began_s = time.monotonic()
         try:
@@ -211,6 +212,8 @@ class BackupSchedule:
         make_copy(
             name, self._encryption, fill, lambda copy: verify(copy, self._encryption, self._check)
         )
-        for old in list_backups(plan.folder)[: -plan.keep]:
+        # Those of a clock that was ahead are not counted, or each new one would be the oldest and go at once.
+        made = [one for one in list_backups(plan.folder) if stamp_of(one) <= now]
+        for old in made[: -plan.keep]:
             old.unlink()
         return name
