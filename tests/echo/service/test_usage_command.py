@@ -3,6 +3,7 @@
 import datetime as dt
 import json
 import re
+import shutil
 
 import pytest
 from tests.echo.db.test_store import make_store, rows_of
@@ -11,6 +12,7 @@ from tests.support.echo import RunningEcho
 
 from ingero.cli.main import run_program
 from ingero.cli.programs.echo import cli
+from ingero.echo.db.backup_names import name_backup
 from ingero.testing.clock import ManualClock
 from ingero.units import NS_PER_S
 
@@ -88,6 +90,15 @@ def test_verify_and_restore_say_what_they_found(run, tmp_path):
     for wrong in ("yesterday", "2026-01-01T00:00:00"):
         status, _, said = run("restore", "--db", new, "--until", wrong, file)
         assert (status, "--until" in said) == (2, True)
+    backups = tmp_path / "backups"
+    backups.mkdir()
+    shutil.copy(file, backups / name_backup(at + dt.timedelta(hours=2)))
+    for hours, is_lost in ((1, False), (2, True), (3, True)):
+        until = (at + dt.timedelta(hours=hours)).isoformat()
+        status, out, said = run("restore", "--db", new, "--until", until, str(backups))
+        assert (status, out.startswith(f"{new}: restored")) == (0, True)
+        made = f"{at + dt.timedelta(hours=2):%Y-%m-%dT%H:%M:%SZ}"
+        assert (f"what arrived after {made} is lost" in said) is is_lost
     (tmp_path / "echo.db").write_bytes(b"x" * 4096)
     status, _, said = run("verify", file)
     assert (status, "no" in said) == (4, True)

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 CommandT = TypeVar("CommandT", bound=Callable[..., Any])
 
+_TIME = "%Y-%m-%dT%H:%M:%SZ"
+
 _DB = click.option(
     "--db",
     "--db-path",
@@ -104,17 +106,20 @@ def restore(
       ingero-echo restore --db echo.db --until 2026-01-31T12:00:00Z backups/
     """
     files = _files()
-    from ingero.echo.db.backup_names import choose_backup
+    from ingero.echo.db.backup_names import choose_backup, stamp_of
 
     encryption = _encryption(db_key_file, httpfs_extension)
     moment = _parse_time(until)
     backup = Path(backup_file)
     if backup.is_dir():
         backup = choose_backup(backup, moment)
+        if moment is not None and stamp_of(backup) <= moment:
+            note = f"no backup was made after that time: what arrived after {stamp_of(backup):{_TIME}} is lost"
+            click.echo(f"warning: {note}", err=True)
     naive = None if moment is None else moment.replace(tzinfo=None)
     done = files.restore(backup, Path(db).expanduser(), encryption, naive)
     left_out = f", {done.n_left_out} that arrived later left out" if until else ""
-    newest = f"; the newest arrived {done.newest:%Y-%m-%dT%H:%M:%SZ}" if done.newest else ""
+    newest = f"; the newest arrived {done.newest:{_TIME}}" if done.newest else ""
     click.echo(f"{db}: restored {done.n_rows} rows from {backup}{left_out}{newest}")
     if done.aside:
         click.echo(f"the database that was there is {done.aside}")
