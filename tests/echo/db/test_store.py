@@ -306,6 +306,29 @@ def test_tables_may_have_an_age_of_their_own(tmp_path):
     assert left == [[1, 1, 1], [0, 1, 1], [0, 1, 0]]
 
 
+def test_retention_that_fails_is_said_and_done_later(tmp_path, caplog):
+    clock = ManualClock()
+    kept = Retention(3600 * NS_PER_S, None)
+    store = make_store(tmp_path / "echo.db", clock, retention=kept, upkeep_ns=NS_PER_S)
+    store.open()
+    store.write(rows_of(5))
+
+    def rename(name, other):
+        sql = f"ALTER TABLE {name} RENAME TO {other}"
+        store.call(lambda connection: connection.execute(sql)).result()
+        clock.advance(7200 * NS_PER_S)
+        store.write(Rows())
+        store.call(lambda connection: None).result()
+
+    rename("events", "away")
+    (said,) = [one.getMessage() for one in caplog.records if "retention" in one.getMessage()]
+    assert "cannot delete old rows of events" in said
+    assert store.counters.failed_commits == 1
+    rename("away", "events")
+    assert count(store) == 0
+    store.close()
+
+
 def test_age_goes_by_arrival_and_deletes_only_what_is_old(tmp_path):
     clock = ManualClock()
     day_ns = 86_400 * NS_PER_S

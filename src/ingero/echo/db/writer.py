@@ -220,16 +220,21 @@ class Writer(threading.Thread):
             self._keep_up(self._upkeep.run)
 
     def _keep_up(self, work: Callable[[datetime], None]) -> None:
-        """Do a part of the upkeep; what fails is counted and tried again when it is due."""
+        """Do a part of the upkeep; what fails is counted, said, and tried again when it is due."""
         try:
             if not self._backend.is_open:
                 self._reopen()
             work(self._now())
         except BrokenInstanceError as error:
+            self._note_upkeep(error)
             self.broken = error.message
             self._backend.drop()
-        except IngeroError:
-            self.counters.failed_commits += 1
+        except IngeroError as error:
+            self._note_upkeep(error)
+
+    def _note_upkeep(self, error: IngeroError) -> None:
+        self.counters.failed_commits += 1
+        _LOG.error("retention or usage was not done, and is tried again: %s", error.message)
 
     def _open(self) -> None:
         now, settings = self._now(), self._settings
