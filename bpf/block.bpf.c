@@ -20,9 +20,9 @@ struct request_start {
 	u32 reserved;
 };
 
-/* Requests on their way, by the address of the kernel's request. */
+/* Requests on their way, by the address of the kernel's request. Not an LRU: the oldest are those that a slow disk keeps. */
 struct {
-	MAP_UINT(type, BPF_MAP_TYPE_LRU_HASH);
+	MAP_UINT(type, BPF_MAP_TYPE_HASH);
 	MAP_UINT(max_entries, 16384);
 	MAP_TYPE(key, u64);
 	MAP_TYPE(value, struct request_start);
@@ -50,14 +50,21 @@ INLINE void describe(struct request *request, struct request_start *start)
 	bpf_get_current_comm(start->comm, sizeof(start->comm));
 }
 
+INLINE void remember(u64 request, const struct request_start *start)
+{
+	struct ig_losses *lost;
+
+	if (bpf_map_update_elem(&requests, &request, start, BPF_ANY) && (lost = losses_here()))
+		ADD(lost->requests_full, 1);
+}
+
 SEC("tp_btf/block_rq_insert")
 int block_insert(u64 *ctx)
 {
 	struct request_start start = {.insert_ns = bpf_ktime_get_ns()};
-	u64 key = ctx[0];
 
 	describe((struct request *)ctx[0], &start);
-	bpf_map_update_elem(&requests, &key, &start, BPF_ANY);
+	remember(ctx[0], &start);
 	return 0;
 }
 
@@ -80,7 +87,7 @@ int block_issue(u64 *ctx)
 	}
 	start.issue_ns = now_ns;
 	describe((struct request *)ctx[0], &start);
-	bpf_map_update_elem(&requests, &key, &start, BPF_ANY);
+	remember(key, &start);
 	return 0;
 }
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import ctypes
+import mmap
 import os
 import signal
 import subprocess
@@ -114,10 +115,10 @@ def test_only_watched_processes_and_their_children_are_counted(start_engine):
 
 
 def fill(bpf_map):
-    """Put in numbers that no process has until the map takes no more."""
+    """Put in numbers that no process has, nor a request as its address, until the map takes no more."""
     with contextlib.suppress(OSError):
         for number in range(2 * bpf_map.max_entries):
-            key = (2**22 + 1 + number).to_bytes(4, "little")
+            key = (2**22 + 1 + number).to_bytes(bpf_map.key_bytes, "little")
             bpf_map.update(key, bytes(bpf_map.value_bytes))
 
 
@@ -135,6 +136,23 @@ def test_a_child_that_cannot_be_watched_is_counted(start_engine):
     fill(engine.maps["filter_pids"])
     subprocess.run(["/bin/true"], check=True)
     assert engine.state.read_losses()["pids_full"] >= 1
+
+
+def test_a_block_request_that_finds_no_place_is_counted(start_engine, tmp_path):
+    engine = start_engine(EngineSettings(host_probes=("block",)), attach=False)
+    if os.major(tmp_path.stat().st_dev) == 0:
+        pytest.skip("the temporary folder is not on a block device")
+    (requests,) = (one.maps["requests"] for one in engine._objects if "requests" in one.maps)
+    assert engine.state.read_losses()["requests_full"] == 0
+    fd = os.open(tmp_path / "written", os.O_WRONLY | os.O_CREAT | os.O_DIRECT)
+    try:
+        with mmap.mmap(-1, 4096) as page:
+            # Until a write finds it full: others' requests make room when they end. The test's timeout is the limit.
+            while not engine.state.read_losses()["requests_full"]:
+                fill(requests)
+                os.pwrite(fd, page, 0)
+    finally:
+        os.close(fd)
 
 
 def test_a_table_that_is_full_is_said_once_while_it_is_traced():

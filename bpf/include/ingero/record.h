@@ -382,8 +382,9 @@ struct ig_losses {
 	u64 host_lost[8]; /* host records lost, by ig_kind */
 	u64 stacks_lost;  /* calls whose stack did not fit into the ring */
 	u64 pids_full;    /* times that a process did not fit a map of processes */
+	u64 requests_full; /* times that a block request did not fit: it, or its time in the queue, is missing */
 };
-_Static_assert(sizeof(struct ig_losses) == 128, "ABI");
+_Static_assert(sizeof(struct ig_losses) == 136, "ABI");
 
 /* How the native frames of stacks were found; the sum is of all stacks. */
 struct ig_unwinding {
