@@ -1,9 +1,11 @@
 """What the host probes tell, against things done on purpose. Real tracepoints."""
 
+import ctypes
 import errno
 import json
 import mmap
 import os
+import platform
 import resource
 import select
 import socket
@@ -97,6 +99,77 @@ def test_a_direct_write_is_told_with_its_bytes_device_and_process(start_engine, 
     assert rows["arg0"].sum() == size // 512
     assert (rows["wait_ns"] <= rows["duration_ns"]).all()
     assert set(rows["source"]) == {Source.IO}
+
+
+class Iocb(ctypes.Structure):
+    """struct iocb of linux/aio_abi.h."""
+
+    _fields_ = (
+        *(("data", ctypes.c_uint64), ("key", ctypes.c_uint32), ("rw_flags", ctypes.c_int32)),
+        *(("opcode", ctypes.c_uint16), ("priority", ctypes.c_int16), ("fd", ctypes.c_uint32)),
+        *(("buffer", ctypes.c_uint64), ("n_bytes", ctypes.c_uint64), ("offset", ctypes.c_int64)),
+        *(("reserved", ctypes.c_uint64), ("flags", ctypes.c_uint32), ("event_fd", ctypes.c_uint32)),
+    )
+
+
+IO_SETUP, IO_DESTROY, IO_GETEVENTS, IO_SUBMIT = (
+    (206, 207, 208, 209) if platform.machine() == "x86_64" else (0, 1, 4, 2)
+)
+IOCB_WRITE = 1
+
+
+def write_at_once(fd, page, pages):
+    """Hand the kernel writes of single pages in one call, so that they are queued in this order, and wait for them."""
+    syscall = ctypes.CDLL(None, use_errno=True).syscall
+    context = ctypes.c_ulong()
+    address = ctypes.addressof(ctypes.c_char.from_buffer(page))
+    blocks = [
+        Iocb(opcode=IOCB_WRITE, fd=fd, buffer=address, n_bytes=4096, offset=4096 * page)
+        for page in pages
+    ]
+    pointers = (ctypes.POINTER(Iocb) * len(blocks))(*map(ctypes.pointer, blocks))
+    events = (ctypes.c_uint64 * (4 * len(blocks)))()
+    assert syscall(IO_SETUP, len(blocks), ctypes.byref(context)) == 0
+    assert syscall(IO_SUBMIT, context, len(blocks), pointers) == len(blocks)
+    assert syscall(IO_GETEVENTS, context, len(blocks), len(blocks), events, None) == len(blocks)
+    assert syscall(IO_DESTROY, context) == 0
+
+
+# The first is what the kernel tries to add to; by the last, the two before and behind it become one.
+GAP_LAST = (50, 11, 80, 10, 90, 12)
+
+
+def test_a_queued_request_that_becomes_part_of_another_is_forgotten(start_engine, tmp_path):
+    engine = start_engine(EngineSettings(host_probes=("block",), keep_first=1 << 20), attach=False)
+    number = tmp_path.stat().st_dev
+    queue = Path(f"/sys/dev/block/{os.major(number)}:{os.minor(number)}/queue/scheduler")
+    if not queue.exists() or "[mq-deadline]" not in queue.read_text():
+        pytest.skip("the temporary folder is not on a whole device with the scheduler mq-deadline")
+    (requests,) = (one.maps["requests"] for one in engine._objects if "requests" in one.maps)
+    fd = os.open(tmp_path / "written", os.O_RDWR | os.O_CREAT | os.O_DIRECT)
+    merged = []
+    try:
+        # So that neighbours in the file are neighbours on the disk.
+        os.pwrite(fd, mmap.mmap(-1, 4096 * 100), 0)
+        page = mmap.mmap(-1, 4096)
+        # Until all three are one, which another write may hinder; the test's timeout is the limit.
+        while not merged:
+            for order in (GAP_LAST, GAP_LAST[::-1]):  # some kernels queue the last first
+                write_at_once(fd, page, order)
+            engine.drain({"blocks": lambda view: merged.extend(read_merged(view))})
+    finally:
+        os.close(fd)
+    _, starts = requests.read_all(np.dtype("<u8"), REQUEST_START)
+    assert not (starts["pid"] == os.getpid()).any()
+
+
+REQUEST_START = np.dtype({"names": ["pid"], "formats": ["<u4"], "offsets": [32], "itemsize": 64})
+
+
+def read_merged(records):
+    """Sizes of this process's requests that hold three pages."""
+    is_it = (records["pid"] == os.getpid()) & (records["bytes"] == 3 * 4096)
+    return records["bytes"][is_it].tolist()
 
 
 @pytest.fixture
