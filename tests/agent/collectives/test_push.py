@@ -3,6 +3,7 @@
 import os
 import signal
 import subprocess
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 
 from ingero.agent.capture.kernel.abi import get_dtype
 from ingero.agent.collectives.host import CollectiveTracker
+from ingero.agent.collectives.newest import MAX_COMMUNICATORS
 from ingero.agent.collectives.push import STILL_NS, CollectivePusher, PushPace, UsualTimes
 from ingero.agent.collectives.run_queue import DRAIN_SPEED, RunQueue
 from ingero.agent.health.push_body import NodeIdentity
@@ -119,6 +121,17 @@ class Job:
         for _ in range(round(seconds * 5)):
             self.clock.advance(NS_PER_S // 5)
             self.pusher.push_due()
+
+    def use_groups(self, n_groups, first):
+        """Make so many groups one after the other, each for a few operations."""
+        for comm in range(first, first + n_groups):
+            self.seq = 0
+            for _ in range(2):
+                self.clock.advance(STEP_NS)
+                self.enter(comm=comm)
+                self.leave(NS_PER_MS)
+            self.pusher.push_due()
+            self.ear.take()
 
 
 @pytest.fixture
@@ -674,3 +687,39 @@ def test_the_first_bucket_of_a_step_moves_what_is_usual_on_a_gpu(rank):
     assert steady == []
     # The program's host runs ahead of its GPU by a second or so: the fault begins later than it was asked for.
     assert min(at for at in moved_ns if at > onset_ns) - onset_ns < 3 * NS_PER_S
+
+
+def test_a_job_that_makes_groups_for_days_costs_no_more_memory_and_no_more_reports_each_day(job):
+    job.use_groups(2 * MAX_COMMUNICATORS, first=1)
+    tracemalloc.start()
+    job.use_groups(2 * MAX_COMMUNICATORS, first=10_000)
+    n_bytes, _ = tracemalloc.get_traced_memory()
+    job.use_groups(4 * MAX_COMMUNICATORS, first=20_000)
+    n_bytes_after, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert n_bytes_after < 1.2 * n_bytes
+    job.ear.take()
+    job.stand(STILL_NS // NS_PER_S)
+    job.ear.take()
+    job.stand(1)
+    _, standings = job.ear.take()
+    newest = 20_000 + 4 * MAX_COMMUNICATORS
+    assert {int(one.comm, 16) for one in standings} == set(
+        range(newest - MAX_COMMUNICATORS, newest)
+    )
+    assert len(standings) == MAX_COMMUNICATORS
+
+
+def test_a_communicator_that_is_used_again_and_again_outlives_all_that_were_made_meanwhile(job):
+    job.run(2)
+    seq = job.seq
+    for first in range(1000, 3000, 100):
+        job.use_groups(100, first)
+        seq += 1
+        job.seq = seq - 1
+        job.enter()
+        job.leave(NS_PER_MS)
+    job.clock.advance(1000 * NS_PER_S)
+    job.stand(1)
+    _, standings = job.ear.take()
+    assert {one.entered for one in standings if int(one.comm, 16) == 0xAB} == {seq}

@@ -24,6 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ingero.agent.collectives.host import ROW, SETTLE_NS, CommPosition, Finished, own_times
+from ingero.agent.collectives.newest import put_newest
 from ingero.agent.collectives.plugin_ring import RECORD, NcclRing, find_rings_of
 from ingero.model.arrays import BoolArray, IntArray, Records
 from ingero.model.collectives import COLLECTIVE_OP, MAX_SEQ, UNKNOWN_NS, ClockKind, CollectiveOp
@@ -71,7 +72,7 @@ class _PluginProcess:
 
     rings: dict[str, NcclRing] = field(default_factory=dict)
     has_reported: bool = False
-    comms: set[str] = field(default_factory=set)
+    scanned: dict[str, None] = field(default_factory=dict)
     memberships: set[tuple[int, int, int]] = field(default_factory=set)
     next_scan_ns: int = 0
     is_several: bool = False
@@ -218,10 +219,12 @@ class DeviceCollectives:
         out: list[Finished] = []
         for one in finished:
             plugin = self._plugins.get(one.pid)
-            if plugin is not None and one.comm not in plugin.comms:
-                # A ring is made with a communicator: without a look now this row and its device row would both go out.
-                plugin.comms.add(one.comm)
-                self._scan(one.pid, plugin, mono_ns)
+            if plugin is not None:
+                if one.comm not in plugin.scanned:
+                    # A ring is made with a communicator: without a look now this row and its device row would both
+                    # go out.
+                    self._scan(one.pid, plugin, mono_ns)
+                put_newest(plugin.scanned, one.comm, None)
             if plugin is None or not plugin.is_reporting:
                 out.append(one)
             else:

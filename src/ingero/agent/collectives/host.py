@@ -16,7 +16,8 @@ has none: it begins on the device when the work before it is over, not when the 
 Lossy: operations on communicators whose identity is not known, made before the probes or never asked for
 (`CollectiveTracker.n_unknown`), and point-to-point operations, which have no sequence number, are not reported; what
 was spent in them is nobody's own time all the same. Rows beyond `MAX_PENDING` whose end is not waited for go out as
-``enqueue``, and so do those whose process ended before it waited.
+``enqueue``, and so do those whose process ended before it waited. How far a process is, is known on
+`ingero.agent.collectives.newest.MAX_COMMUNICATORS` communicators, those that it used last.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from typing import Any, Final
 import numpy as np
 
 from ingero.agent.capture.kernel.abi import Flag
+from ingero.agent.collectives.newest import put_newest
 from ingero.agent.collectives.stream_order import StreamOrder
 from ingero.agent.collectives.waits import EVERY_STREAM, WAIT, end_rows
 from ingero.model.arrays import IntArray, Records
@@ -382,7 +384,7 @@ class CollectiveTracker:
                 period_ns = (
                     step_ns if not before.period_ns else 0.8 * before.period_ns + 0.2 * step_ns
                 )
-            known.positions[name] = CommPosition(
+            position = CommPosition(
                 int(last["comm_rank"]),
                 int(last["n_ranks"]),
                 int(last["seq"]),
@@ -391,6 +393,9 @@ class CollectiveTracker:
                 CollectiveOp(int(last["op"])),
                 period_ns,
             )
+            put_newest(known.positions, name, position)
+        if known.several:
+            known.several &= {int(name, 16) for name in known.positions}
 
     def _finish(self, pid: int, known: _Process, done: Records) -> list[Finished]:
         """Rows of COLLECTIVE_OP, cut where the communicator's clock changes."""
@@ -414,8 +419,8 @@ class CollectiveTracker:
                 if not which.size:
                     continue
                 last = done[which[-1]]
-                if clock is ClockKind.SYNC:
-                    position = known.positions[name]
+                position = known.positions.get(name)
+                if clock is ClockKind.SYNC and position is not None:
                     position.left = max(position.left or 0, int(last["seq"]))
                 finished.append(
                     Finished(

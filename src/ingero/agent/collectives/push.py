@@ -17,6 +17,7 @@ import numpy as np
 from ingero.agent.capture.discover.processes import is_stopped
 from ingero.agent.collectives.device import DeviceCollectives
 from ingero.agent.collectives.host import SETTLE_NS, CollectiveTracker, CommPosition, Finished
+from ingero.agent.collectives.newest import put_newest
 from ingero.agent.collectives.rank_names import RankNames, number_job
 from ingero.agent.collectives.run_queue import PushCounts, RunQueue
 from ingero.agent.health.collective_counts import CollectiveCounts
@@ -164,7 +165,7 @@ class CollectivePusher:
         self._exited: dict[int, tuple[int, Ending | None]] = {}
         self._names = RankNames(identity, self._exited)
         self._queue = queue
-        self._usual: dict[tuple[int, str], UsualTimes] = {}
+        self._usual: dict[int, dict[str, UsualTimes]] = {}
         began_ns = clock.mono_ns()
         self._sent = _Sent(began_ns, began_ns, began_ns)
         self.on_finished: OnFinished = lambda _pid, _rank, _ops: None
@@ -270,8 +271,7 @@ class CollectivePusher:
             runs = [self._build_run(one) for one in finished]
             for one, run in zip(finished, runs, strict=True):
                 self.on_finished(one.pid, run.rank, one.ops)
-            usual = [self._usual.setdefault((one.pid, one.comm), UsualTimes()) for one in finished]
-            moved = [known.add(one.ops) for known, one in zip(usual, finished, strict=True)]
+            moved = [_learn(self._usual.setdefault(one.pid, {}), one) for one in finished]
             gone = self._forget_ended(ended, now_ns)
             stalled = self._find_stalled(now_ns)
             living = {run.rank.worker for run in runs} | {one.rank.worker for one in stalled}
@@ -342,7 +342,7 @@ class CollectivePusher:
             del self._exited[pid]
             self._tracker.forget(pid)
             self._device.forget(pid)
-            self._usual = {key: usual for key, usual in self._usual.items() if key[0] != pid}
+            self._usual.pop(pid, None)
             self._names.forget(pid)
         return gone
 
@@ -396,6 +396,13 @@ class CollectivePusher:
             )
             for comm, position in positions.items()
         ]
+
+
+def _learn(usual: dict[str, UsualTimes], one: Finished) -> bool:
+    """Add to what is usual of a process's communicators; True when the newest operations moved against it."""
+    known = usual.get(one.comm) or UsualTimes()
+    put_newest(usual, one.comm, known)
+    return known.add(one.ops)
 
 
 def _export_progress(progress: list[RankProgress], clock: Clock) -> Export:
