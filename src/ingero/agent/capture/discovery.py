@@ -134,6 +134,16 @@ class Discovery:
         """Sentences about files that were changed while they were probed, since the last time."""
         return self._files.pop_notes()
 
+    def note_late(self, cpus: Sequence[int]) -> Iterator[str]:
+        """Processors that perf does not reach: search processes from now on, and say so, where there are any."""
+        if cpus:
+            self._queue.keep_searching()
+            numbers = ", ".join(map(str, cpus))
+            yield (
+                f"processors that came online after the trace began: {numbers}; their page faults are not seen, and "
+                "processes are searched every 2 s for what they load there, so first calls are missed"
+            )
+
     def probe_files(self, paths: Iterable[Path]) -> None:
         """Probe files before anybody loads them."""
         for path in paths:

@@ -52,6 +52,14 @@ class MappedFile:
         return self.mapping.pid, self.mapping.path
 
 
+@dataclass(slots=True)
+class _Search:
+    """When all processes are searched next; None for never. And whether that is so every `RESCAN_NS`."""
+
+    next_ns: int | None = None
+    is_lasting: bool = False
+
+
 class FileQueue:
     """Gives one file after another, libraries before programs: calls are missed until a library is probed.
 
@@ -70,7 +78,7 @@ class FileQueue:
         self._clock = clock
         self._lock = threading.Lock()  # what is due later
         self._retries: list[tuple[int, int, MappedFile]] = []
-        self._next_scan_ns: int | None = None
+        self._search = _Search()
         self._order = itertools.count()
         self._turn = threading.Lock()  # what follows
         self._waiting: tuple[deque[MappedFile], deque[MappedFile]] = (deque(), deque())
@@ -84,7 +92,8 @@ class FileQueue:
                 self._poll.register(fd, select.EPOLLIN)
         except UnsupportedError as error:
             self._stream = None
-            self._next_scan_ns = clock.mono_ns() + RESCAN_NS
+            self._search.is_lasting = True
+            self._search.next_ns = clock.mono_ns() + RESCAN_NS
             hint = f"; {error.hint}" if error.hint else ""
             self.notes = (
                 f"{error.message}; processes are searched every 2 s, so first calls are missed{hint}",
@@ -122,9 +131,15 @@ class FileQueue:
         self._scan_at(self._clock.mono_ns() + RESCAN_NS)
         os.eventfd_write(self._wake_fd, 1)
 
+    def keep_searching(self) -> None:
+        """Give what all processes have mapped every two seconds from now on. Any thread."""
+        with self._lock:
+            self._search.is_lasting = True
+        self.search_all()
+
     def _scan_at(self, due_ns: int) -> None:
         with self._lock:
-            self._next_scan_ns = min(due_ns, self._next_scan_ns or due_ns)
+            self._search.next_ns = min(due_ns, self._search.next_ns or due_ns)
 
     def end(self) -> None:
         """Have `take` return None in every thread."""
@@ -152,9 +167,9 @@ class FileQueue:
         with self._lock:
             while self._retries and self._retries[0][0] <= now_ns:
                 due.append(heapq.heappop(self._retries)[-1])
-            is_scan_due = self._next_scan_ns is not None and now_ns >= self._next_scan_ns
+            is_scan_due = self._search.next_ns is not None and now_ns >= self._search.next_ns
             if is_scan_due:
-                self._next_scan_ns = None if self._stream is not None else now_ns + RESCAN_NS
+                self._search.next_ns = now_ns + RESCAN_NS if self._search.is_lasting else None
         self.put(due)
         if is_scan_due:
             try:
@@ -166,8 +181,8 @@ class FileQueue:
         """How long there is nothing to do unless a file is mapped; None for ever."""
         with self._lock:
             times = [self._retries[0][0]] if self._retries else []
-            if self._next_scan_ns is not None:
-                times.append(self._next_scan_ns)
+            if self._search.next_ns is not None:
+                times.append(self._search.next_ns)
         if not times:
             return None
         # epoll rounds up to whole milliseconds, so that nothing is found due a moment too early.

@@ -243,7 +243,8 @@ class TraceSession(Closing):
 
     def _report_unknown(self) -> None:
         """Say which libraries could not be probed and what is not known of processes, each once."""
-        for note in (*self._processes.pop_notes(), *self._discovery.pop_notes()):
+        late = self._discovery.note_late(self._events.pop_late_cpus())
+        for note in (*self._processes.pop_notes(), *self._discovery.pop_notes(), *late):
             self._notify(note)
         before, self._unprobed = self._unprobed, self._discovery.unprobed
         for line in describe_unprobed(find_new(before, self._unprobed)):

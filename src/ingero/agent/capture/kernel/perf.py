@@ -42,6 +42,7 @@ _MAX_RINGS_BYTES: Final = 16 << 20  # of all; 256 processors get 64 KiB each, so
 _MAX_UPSTREAM_LEVEL: Final = (
     2  # of kernel.perf_event_paranoid; patches of Debian and Ubuntu add 3 and 4
 )
+ONLINE: Final = Path("/sys/devices/system/cpu/online")
 _FIXED: Final = struct.Struct("<IIQQQIIQQII")  # MMAP2 after the header, before the file name
 
 
@@ -78,6 +79,7 @@ class PerfEvents:
     """
 
     def __init__(self, software: Collection[int] = ()) -> None:
+        self._cpus = frozenset(iter_online_cpus())
         self._mappings: MappingStream | UnsupportedError
         try:
             self._mappings = MappingStream()
@@ -106,6 +108,20 @@ class PerfEvents:
         if isinstance(found, UnsupportedError):
             raise found
         return found
+
+    def pop_late_cpus(self) -> list[int]:
+        """Processors that came online since the last time: no event reaches them. None where perf refused all events.
+
+        One that went offline took its events with it, so it is one of them when it returns.
+        """
+        try:
+            online = frozenset(iter_online_cpus())
+        except OSError:  # no descriptor is left, say
+            return []
+        late = sorted(online - self._cpus)
+        self._cpus = online
+        opened = (self._mappings, *self._software.values())
+        return [] if all(isinstance(one, UnsupportedError) for one in opened) else late
 
     def close(self) -> None:
         """Close every event; safe to call twice. A link to one keeps its event open."""
@@ -202,7 +218,7 @@ def choose_ring_bytes(n_cpus: int, page_bytes: int = mmap.PAGESIZE) -> int:
 
 def iter_online_cpus() -> Iterator[int]:
     """Numbers of the processors that run."""
-    text = Path("/sys/devices/system/cpu/online").read_text(encoding="ascii")
+    text = ONLINE.read_text(encoding="ascii")
     yield from parse_cpus(text)
 
 
