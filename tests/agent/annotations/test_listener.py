@@ -6,6 +6,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from ingero.agent.annotations.listener import MAX_SENDERS, open_annotations
 from ingero.agent.annotations.socket_path import prepare_folder
 from ingero.errors import BadDataError, ConfigError
 from ingero.testing.clock import ManualClock
+from ingero.testing.open_files import no_more_files
 from ingero.testing.waiting import wait_until
 from ingero.wire.annotations import LINE_MAX_BYTES, LINES_PER_S, Annotation
 
@@ -182,6 +184,20 @@ def test_senders_beyond_the_cap_are_turned_away_and_places_become_free(node):
     node.say({"labels": {"a": "1"}})
     for connection in connections:
         connection.close()
+
+
+def test_a_sender_for_whom_no_descriptor_is_left_waits_and_keeps_no_processor_busy(node):
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    with no_more_files():
+        began_s, used_s = time.monotonic(), time.process_time()
+        connection.connect(str(node.path))
+        while time.monotonic() < began_s + 1:
+            time.sleep(0.1)
+        used_s = time.process_time() - used_s
+    assert used_s < 0.2
+    with connection:
+        connection.sendall(b'{"labels":{"a":"1"}}\n')
+    wait_until(lambda: node.counts.n_taken == 1)
 
 
 def test_what_was_said_before_the_end_is_taken(tmp_path):

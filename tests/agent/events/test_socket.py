@@ -2,11 +2,13 @@ import os
 import socket
 import stat
 import threading
+import time
 
 import pytest
 
 from ingero.agent.events.socket import LocalEventServer, open_listener
 from ingero.errors import ConfigError, IngeroError
+from ingero.testing.open_files import no_more_files
 from ingero.wire.uds import StragglerResolved, StragglerState, decode_message
 
 
@@ -124,6 +126,21 @@ def test_a_reader_that_goes_away_harms_nobody(served, path):
             pass
         assert seen == f"e{number}"
     other.close()
+
+
+def test_a_reader_for_whom_no_descriptor_is_left_waits_and_keeps_no_processor_busy(served, path):
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    with no_more_files():
+        began_s, used_s = time.monotonic(), time.process_time()
+        connection.connect(str(path))
+        while time.monotonic() < began_s + 1:
+            time.sleep(0.1)
+        used_s = time.process_time() - used_s
+    assert used_s < 0.2
+    connection.settimeout(30)
+    served.publish(state("open"))
+    with connection, connection.makefile("rb") as file:
+        assert decode_message(file.readline()).event_id == "open"
 
 
 def test_messages_without_a_reader_are_counted(served):

@@ -17,7 +17,7 @@ from typing import Final
 
 from ingero.agent.annotations.admission import Admission, Admitted, Peer, read_peer
 from ingero.agent.annotations.socket_path import prepare_folder
-from ingero.agent.events.socket import open_listener
+from ingero.agent.events.socket import accept_one, open_listener
 from ingero.errors import BadDataError
 from ingero.telemetry.clock import Clock
 from ingero.units import NS_PER_S
@@ -115,9 +115,8 @@ class AnnotationListener:
             end.close()
 
     def _accept(self, selector: selectors.BaseSelector) -> None:
-        try:
-            connection, _ = self.listener.accept()
-        except OSError:  # gone before it was accepted, or out of descriptors: the next one may work
+        connection = accept_one(self.listener)
+        if connection is None:
             return
         try:
             peer = read_peer(connection)

@@ -7,11 +7,13 @@ One thread serves all readers with non-blocking writes and a bounded queue each,
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import selectors
 import socket
 import stat
 import threading
+import time
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -27,6 +29,8 @@ MAX_READERS: Final = 64
 _BACKLOG: Final = 128
 """All ranks of a node may connect at one moment."""
 _PRIVATE_UMASK: Final = 0o077
+_FULL: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
+_PAUSE_S: Final = 0.1
 
 
 @dataclass(slots=True)
@@ -140,9 +144,8 @@ class LocalEventServer:
                 self._drop(selector, key.data)
 
     def _accept(self, selector: selectors.BaseSelector) -> None:
-        try:
-            connection, _ = self._listener.accept()
-        except OSError:  # gone before it was accepted, or out of descriptors: the next one may work
+        connection = accept_one(self._listener)
+        if connection is None:
             return
         connection.settimeout(0)
         reader = _Reader(connection)
@@ -198,6 +201,20 @@ class LocalEventServer:
             self._drop(selector, reader)
         self._wake_in.close()
         self._wake_out.close()
+
+
+def accept_one(listener: socket.socket) -> socket.socket | None:
+    """The next connection; None where it has gone, or no descriptor is left.
+
+    In the latter case it keeps waiting, and the listener stays readable: a moment passes first, as who asks again at
+    once would keep a processor busy.
+    """
+    try:
+        return listener.accept()[0]
+    except OSError as error:
+        if error.errno in _FULL:
+            time.sleep(_PAUSE_S)
+        return None
 
 
 @contextlib.contextmanager
