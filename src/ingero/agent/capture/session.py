@@ -15,6 +15,7 @@ from typing import Final
 from ingero.agent.capture.delivery import EventDelivery, Observer
 from ingero.agent.capture.discover.processes import iter_pids
 from ingero.agent.capture.discovery import Discovery, Watch, find_new
+from ingero.agent.capture.kernel.features import forget_names
 from ingero.agent.capture.kernel.perf import PerfEvents
 from ingero.agent.capture.probes.engine import Engine, EngineSettings, Missing
 from ingero.agent.capture.probes.host import PROBES, find_software_events
@@ -162,6 +163,7 @@ class TraceSession(Closing):
 
     def run(self, should_stop: Callable[[], bool] = lambda: False) -> None:
         """Trace until the time is over, the program ends or ``should_stop`` says so."""
+        forget_names()
         trim_heap()  # the kernel's types, which loading probes needs, take 5 to 11 MB
         started_ns = self._clock.mono_ns()
         self._times = replace(self._times, started_ns=started_ns)

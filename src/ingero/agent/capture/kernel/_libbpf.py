@@ -12,6 +12,7 @@ import functools
 from dataclasses import dataclass
 from typing import Any, Final
 
+from ingero.closing import Closing
 from ingero.errors import UnsupportedError
 
 _PRINT_FN: Final = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p)
@@ -54,6 +55,7 @@ _PROTOTYPES: Final[dict[str, tuple[Any, tuple[Any, ...]]]] = {
     "bpf_map__set_max_entries": (_INT, (_PTR, _U32)),
     "bpf_map__reuse_fd": (_INT, (_PTR, _INT)),
     "btf__load_vmlinux_btf": (_PTR, ()),
+    "btf__free": (None, (_PTR,)),
     "btf__find_by_name_kind": (_INT, (_PTR, _TEXT, _U32)),
     "btf__type_by_id": (ctypes.POINTER(_BtfType), (_PTR, _U32)),
 }
@@ -120,8 +122,8 @@ class KernelType:
     n_members: int
 
 
-class KernelTypes:
-    """The types of the running kernel, kept for the life of the process.
+class KernelTypes(Closing):
+    """The types of the running kernel, which take 6 to 15 MB until they are closed.
 
     Raises:
         UnsupportedError: libbpf is missing, or the kernel has no type information.
@@ -142,8 +144,7 @@ class KernelTypes:
         found = self._calls.btf__type_by_id(self._handle, number).contents
         return KernelType(found.size_or_type, found.info & 0xFFFF)
 
-
-@functools.cache
-def get_vmlinux_types() -> KernelTypes:
-    """The types of the running kernel, read once."""
-    return KernelTypes()
+    def close(self) -> None:
+        """Free them; safe to call twice."""
+        self._calls.btf__free(self._handle)
+        self._handle = None

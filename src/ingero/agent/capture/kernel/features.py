@@ -12,7 +12,7 @@ import platform
 from pathlib import Path
 from typing import Final
 
-from ingero.agent.capture.kernel._libbpf import get_vmlinux_types
+from ingero.agent.capture.kernel._libbpf import KernelTypes
 from ingero.errors import UnsupportedError
 
 BTF: Final = Path("/sys/kernel/btf/vmlinux")
@@ -23,8 +23,17 @@ _FLOOR_NAME: Final = "BPF_FUNC_get_attach_cookie"
 
 
 @functools.cache
-def _read_names() -> bytes:
+def _read_types() -> bytes:
     return BTF.read_bytes()
+
+
+def _read_names() -> bytes:
+    return _read_types()
+
+
+def forget_names() -> None:
+    """Give back what `has_name` keeps for the next question, 5 to 10 MB; a later one reads it again."""
+    _read_types.cache_clear()
 
 
 def has_name(name: str) -> bool:
@@ -52,9 +61,9 @@ def count_arguments(tracepoint: str) -> int:
     Raises:
         UnsupportedError: libbpf is missing, or cannot read the kernel's type information.
     """
-    types = get_vmlinux_types()
-    pointer = types.get(types.find(tracepoint, _TYPEDEF)).size_or_type
-    return types.get(types.get(pointer).size_or_type).n_members - 1
+    with KernelTypes() as types:
+        pointer = types.get(types.find(tracepoint, _TYPEDEF)).size_or_type
+        return types.get(types.get(pointer).size_or_type).n_members - 1
 
 
 def allocates_entries() -> bool:
