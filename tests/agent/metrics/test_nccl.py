@@ -68,3 +68,39 @@ def test_file_that_tells_no_version_has_none(tmp_path, content):
     path.write_bytes(content)
     assert find_version(path) == ""
     assert find_version(tmp_path / "absent") == ""
+
+
+@pytest.mark.parametrize("before", [0, (1 << 20) - 20, (1 << 20) - 14, (1 << 20) - 1, 3 << 20])
+@pytest.mark.parametrize("after", [b"", b"+cuda12.9\0"])
+def test_the_version_is_found_wherever_it_lies(tmp_path, before, after):
+    path = tmp_path / "libnccl.so.2"
+    path.write_bytes(bytes(before) + b"NCCL version 2.28.91" + after)
+    assert find_version(path) == "2.28.91"
+
+
+CUTTER = """
+import os, sys
+print("ready", flush=True)
+while True:
+    os.truncate(sys.argv[1], 0)
+    os.truncate(sys.argv[1], 16 << 20)
+"""
+READER = """
+import sys
+from pathlib import Path
+from ingero.agent.metrics.nccl import find_version
+for _ in range(100):
+    assert find_version(Path(sys.argv[1])) == ""
+"""
+
+
+def test_a_library_that_its_owner_cuts_off_meanwhile_does_no_harm(tmp_path):
+    path = tmp_path / "libnccl.so.2"
+    path.touch()
+    with subprocess.Popen([sys.executable, "-c", CUTTER, path], stdout=subprocess.PIPE) as cutter:
+        cutter.stdout.readline()
+        try:
+            read = subprocess.run([sys.executable, "-c", READER, path], check=False)
+        finally:
+            cutter.kill()
+    assert read.returncode == 0

@@ -6,7 +6,6 @@ megabytes.
 
 from __future__ import annotations
 
-import mmap
 import re
 import threading
 from collections.abc import Iterator
@@ -27,6 +26,8 @@ _VERSION: Final = re.compile(rb"NCCL version (\d+\.\d+\.\d+)")
 """Text that NCCL prints when it starts; in the library of every release since 2.0."""
 _SEARCHED_BYTES: Final = 64 << 20
 """In NVIDIA's 2.28.9 the text is 2 MB from the beginning of 400 MB."""
+_PIECE_BYTES: Final = 1 << 20
+_OVERLAP_BYTES: Final = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,10 +130,23 @@ class NcclProcesses:
 
 
 def find_version(path: Path) -> str:
-    """The version that an NCCL library says it is; empty when it cannot be read or does not say."""
+    """The version that an NCCL library says it is; empty when it cannot be read or does not say.
+
+    The file is read and not mapped: its owner may cut it off meanwhile, which would end this process by SIGBUS.
+    """
+    window = b""
     try:
-        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as data:
-            found = _VERSION.search(data, 0, min(len(data), _SEARCHED_BYTES))
-            return found[1].decode() if found else ""
-    except (OSError, ValueError):  # gone, forbidden, empty
+        with path.open("rb") as file:
+            for _ in range(_SEARCHED_BYTES // _PIECE_BYTES):
+                piece = file.read(_PIECE_BYTES)
+                if not piece:
+                    break
+                window += piece
+                found = _VERSION.search(window)
+                if found is not None and found.end() < len(window):
+                    return found[1].decode()
+                window = window[-_OVERLAP_BYTES:]  # where a version may have begun
+    except OSError:  # gone, or forbidden
         return ""
+    found = _VERSION.search(window)
+    return "" if found is None else found[1].decode()
