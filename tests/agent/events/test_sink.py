@@ -4,9 +4,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ingero.agent.events.reader import EventLines
+from ingero.agent.events.reader import EventLines, EventReader
 from ingero.agent.events.sink import RESYNC_NS, SinkState
 from ingero.testing.clock import ManualClock
+from ingero.testing.open_files import no_more_files
 
 SECOND_NS = 1_000_000_000
 
@@ -166,3 +167,16 @@ def test_lines_do_not_depend_on_how_the_bytes_arrive(stream, cuts):
     ended = stream.split(b"\n")
     assert collected.lines == [p for p in ended[:-1] if len(p) <= 20 and p.strip()]
     assert collected.n_overlong == sum(len(p) > 20 for p in ended)
+
+
+def test_a_reader_without_a_descriptor_tries_again(state, stream, tmp_path):
+    waits_ns = []
+
+    def wait(duration_ns):
+        waits_ns.append(duration_ns)
+        return len(waits_ns) == 3
+
+    with no_more_files():
+        EventReader(tmp_path / "absent", stream, 1024, SECOND_NS, wait).run()
+    assert waits_ns == [SECOND_NS, 2 * SECOND_NS, 4 * SECOND_NS]
+    assert value(state, "ingero_sink_connected") == 0

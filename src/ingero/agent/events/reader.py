@@ -113,8 +113,12 @@ class EventReader:
             delay_ns = min(2 * delay_ns, max(MAX_DELAY_NS, self._first_delay_ns))
 
     def _read_once(self) -> bool:
-        """Connect and read to the end; False when nothing listened."""
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+        """Connect and read to the end; False when nothing listened, or no descriptor is left."""
+        try:
+            connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        except OSError:
+            return False
+        with connection:
             connection.settimeout(DIAL_TIMEOUT_S)
             try:
                 connection.connect(str(self._path))
