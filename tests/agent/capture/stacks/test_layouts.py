@@ -98,6 +98,16 @@ def test_a_layout_of_another_version_is_refused(python, start):
             check_interpreter(memory, replace(found, runtime=found.runtime + 64))
 
 
+@pytest.mark.parametrize("python", **named([p for p in PYTHONS if p.minor in {11, 12}]))
+def test_of_a_process_that_is_another_program_by_now_no_version_is_named(python, start):
+    """The file that it had can be opened as long as anybody has it; of its memory nothing can be read."""
+    pid = start(python)
+    memory, regions = RemoteMemory(pid), list(iter_regions(pid))
+    assert find_interpreter(memory, regions) is not None
+    memory.close()
+    assert find_interpreter(memory, regions) is None
+
+
 def test_a_build_without_the_gil_and_an_unknown_version_are_refused():
     words = np.zeros(DEBUG_BYTES // 8, "<u8")
     words[0] = int.from_bytes(DEBUG_COOKIE, "little")

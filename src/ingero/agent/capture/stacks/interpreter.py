@@ -34,6 +34,7 @@ _MAX_THREADS: Final = 4096
 _MAX_FRAMES: Final = 64
 _TRIES: Final = 5
 _OWNED_BY_INTERPRETER: Final = 3
+_UNREAD: Final = 0, 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,10 +94,11 @@ def _read_interpreter(memory: RemoteMemory, region: Region) -> Interpreter | Non
     if _RUNTIME not in addresses or bias is None:
         return None
     located = {name: address + bias for name, address in addresses.items()}
-    version, layout = _find_layout(memory, located)
+    found = _find_layout(memory, located)
+    if found is None:
+        return None
     return Interpreter(
-        version,
-        layout,
+        *found,
         located[_RUNTIME],
         located.get("PyCode_Type", 0),
         located.get("PyUnicode_Type", 0),
@@ -104,12 +106,13 @@ def _read_interpreter(memory: RemoteMemory, region: Region) -> Interpreter | Non
     )
 
 
-def _find_layout(memory: RemoteMemory, located: dict[str, int]) -> tuple[Version, Layout]:
+def _find_layout(memory: RemoteMemory, located: dict[str, int]) -> tuple[Version, Layout] | None:
+    """None where its memory cannot be read: not all of it is mapped yet, it has ended, or is another program by now."""
     head = memory.read(located[_RUNTIME], DEBUG_BYTES)
     if head.startswith(DEBUG_COOKIE) and len(head) == DEBUG_BYTES:
         return parse_debug_offsets(head)
     version = _find_version(memory, located)
-    return version, get_table(version)
+    return None if version == _UNREAD else (version, get_table(version))
 
 
 def _find_version(memory: RemoteMemory, located: dict[str, int]) -> Version:
