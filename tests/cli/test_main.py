@@ -11,6 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from ingero.cli import main
+from ingero.cli.programs import echo
+
 INGERO = [sys.executable, "-m", "ingero"]
 JOB = "tests/data/jobs/ddp.cpu-quota-2-50pct.s0.parquet"
 
@@ -132,11 +135,66 @@ def test_short_push_interval_needs_no_timeout_of_its_own():
     assert "--fleet-timeout" not in done.stderr
 
 
-def test_help_and_version_load_no_heavy_library():
-    heavy = ("pydantic", "numpy", "httpx", "yaml", "msgspec", "rich", "asyncio", "ssl", "sqlite3")
-    code = f"import sys, ingero.cli.main; print([m for m in {heavy} if m in sys.modules])"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout == "[]\n"
+PROGRAMS = (
+    "main",
+    *(f"programs.{name}" for name in ("alerter", "echo", "fleet", "remediator", "sink")),
+)
+HEAVY = ("pydantic", "numpy", "httpx", "yaml", "msgspec", "rich", "asyncio", "ssl", "sqlite3")
+
+
+def run_and_list(program, words):
+    """Run a command line in a new process; returns the names of all modules that it imported."""
+    code = (
+        f"import sys; from ingero.cli.{program} import cli, run_program\n"
+        f"status = run_program(cli, {words!r})\n"
+        "assert status == 0, status\n"
+        "print(*sys.modules, file=sys.stderr)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True
+    )
+    assert done.stdout
+    return done.stderr.split()
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+@pytest.mark.parametrize("words", [["--help"], ["--version"]])
+def test_help_and_version_load_no_heavy_library(program, words):
+    assert not set(HEAVY) & set(run_and_list(program, words))
+
+
+@pytest.mark.parametrize(
+    ("program", "words", "places", "loaded"),
+    [
+        ("main", ["version"], "ingero.cli.commands.", {"version"}),
+        ("main", ["explain", "--help"], "ingero.cli.commands.", {"explain"}),
+        ("programs.fleet", ["version"], "ingero.cli.commands.", {"help_page"}),
+        ("programs.echo", ["backup", "--help"], "ingero.cli.programs.echo_", {"files"}),
+    ],
+)
+def test_command_loads_no_other_command(program, words, places, loaded):
+    found = {name.removeprefix(places) for name in run_and_list(program, words) if places in name}
+    assert found == loaded
+
+
+@pytest.mark.parametrize("verb", ["query", "explain"])
+def test_recording_is_read_without_what_checks_configuration_and_speaks_to_servers(verb, data_dir):
+    line = [verb, "--db", f"{data_dir}/agent_dbs/sample-cluster.db"]
+    assert not {"pydantic", "yaml", "httpx", "ssl", "asyncio"} & set(run_and_list("main", line))
+
+
+def test_name_that_no_command_has_is_answered_with_the_nearest():
+    done = shell("ingero explian")
+    assert done.returncode == 2
+    assert "explain" in done.stderr
+
+
+@pytest.mark.parametrize("program", [main.cli, echo.cli])
+def test_each_command_has_the_name_by_which_it_is_asked_for(program):
+    assert program.commands
+    assert {name: command.name for name, command in program.commands.items()} == {
+        name: name for name in program.commands
+    }
 
 
 @pytest.mark.parametrize(

@@ -10,9 +10,12 @@ import click
 
 
 def keep_line_breaks(command: click.Command) -> None:
-    """Give every marked paragraph of a command, and of those below it, the character that click looks for."""
+    """Give every marked paragraph of a command, and of those below it, the character that click looks for.
+
+    `ingero.cli.lazy_commands` does it to each command that it imports.
+    """
     if command.help is not None:
         command.help = command.help.replace("\\b\n", "\b\n")
-    if isinstance(command, click.Group):
+    if isinstance(command, click.Group) and isinstance(command.commands, dict):
         for inner in command.commands.values():
             keep_line_breaks(inner)

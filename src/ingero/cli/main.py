@@ -1,14 +1,14 @@
 """The ``ingero`` program: one list of commands, one place that turns errors into exit codes.
 
-Command modules import their heavy libraries inside the command body, so that ``ingero --help`` and
-``ingero version`` start fast.
+A command's module is imported when the command is asked for, and imports its heavy libraries inside the command body,
+so that ``ingero version`` and ``ingero --help``, which asks all commands for their help, start fast.
 """
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 import click
@@ -22,73 +22,47 @@ from ingero.cli.boundary import (
     is_interrupt,
     is_reader_gone,
 )
-from ingero.cli.commands import (
-    annotate,
-    check,
-    completion,
-    config,
-    dashboard,
-    explain,
-    export,
-    fleet_push,
-    hang,
-    help_page,
-    mcp,
-    merge,
-    migrate,
-    nccl_plugin,
-    query,
-    sim,
-    version,
-)
-from ingero.cli.commands.demo import command as demo
-from ingero.cli.commands.rates import command as rates
-from ingero.cli.commands.replay import command as replay
-from ingero.cli.commands.trace import command as trace
-from ingero.cli.commands.up import command as up
 from ingero.cli.help import keep_line_breaks
+from ingero.cli.lazy_commands import LazyCommands
 from ingero.cli.standard_files import STDOUT, choose_colour, prepare_standard_files
 from ingero.errors import IngeroError
 
-COMMANDS: Final[tuple[click.Command, ...]] = (
-    annotate.command,
-    check.command,
-    completion.command,
-    config.command,
-    dashboard.command,
-    demo.command,
-    explain.command,
-    export.command,
-    fleet_push.command,
-    hang.command,
-    help_page.command,
-    mcp.command,
-    merge.command,
-    migrate.command,
-    nccl_plugin.command,
-    query.command,
-    rates.command,
-    replay.command,
-    sim.command,
-    trace.command,
-    up.command,
-    version.command,
-)
-"""Every verb of ``ingero``, in the order that ``--help`` lists them."""
+COMMANDS: Final[Mapping[str, str]] = {
+    "annotate": "ingero.cli.commands.annotate:command",
+    "check": "ingero.cli.commands.check:command",
+    "completion": "ingero.cli.commands.completion:command",
+    "config": "ingero.cli.commands.config:command",
+    "dashboard": "ingero.cli.commands.dashboard:command",
+    "demo": "ingero.cli.commands.demo.command:command",
+    "explain": "ingero.cli.commands.explain:command",
+    "export": "ingero.cli.commands.export:command",
+    "fleet-push": "ingero.cli.commands.fleet_push:command",
+    "hang": "ingero.cli.commands.hang:command",
+    "help": "ingero.cli.commands.help_page:command",
+    "mcp": "ingero.cli.commands.mcp:command",
+    "merge": "ingero.cli.commands.merge:command",
+    "migrate": "ingero.cli.commands.migrate:command",
+    "nccl-plugin": "ingero.cli.commands.nccl_plugin:command",
+    "query": "ingero.cli.commands.query:command",
+    "rates": "ingero.cli.commands.rates.command:command",
+    "replay": "ingero.cli.commands.replay.command:command",
+    "sim": "ingero.cli.commands.sim:command",
+    "trace": "ingero.cli.commands.trace.command:command",
+    "up": "ingero.cli.commands.up.command:command",
+    "version": "ingero.cli.commands.version:command",
+}
+"""Every verb of ``ingero`` and where its command is, which is imported only where it is asked for."""
 
 
 @click.group(
     "ingero",
+    commands=LazyCommands(COMMANDS),
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
     epilog="Start with `ingero replay AR`: a real 64-GPU trace, a real push path, a named culprit.",
 )
 @click.version_option(__version__, prog_name="ingero", message="%(prog)s %(version)s")
 def cli() -> None:
     """Name the slow rank of a GPU cluster, why it is slow, who waited, and what it cost."""
-
-
-for _command in COMMANDS:
-    cli.add_command(_command)
 
 
 def run_program(program: click.Command, args: Sequence[str] | None = None) -> int:

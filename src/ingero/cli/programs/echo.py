@@ -4,34 +4,35 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Mapping
 from typing import Final
 
 import click
 
 from ingero import __version__
-from ingero.cli.commands import help_page
+from ingero.cli.lazy_commands import LazyCommands
 from ingero.cli.main import run_program
-from ingero.cli.programs import echo_files, echo_report, echo_serve, echo_usage
 
-COMMANDS: Final[tuple[click.Command, ...]] = (
-    echo_serve.serve,
-    echo_serve.mcp,
-    echo_serve.validate,
-    echo_serve.config,
-    echo_files.backup,
-    echo_files.restore,
-    echo_files.verify,
-    echo_files.migrate,
-    echo_files.repair,
-    echo_report.report,
-    echo_usage.usage,
-    help_page.command,
-)
-"""Every verb of ``ingero-echo``, in the order that ``--help`` lists them."""
+COMMANDS: Final[Mapping[str, str]] = {
+    "serve": "ingero.cli.programs.echo_serve:serve",
+    "mcp": "ingero.cli.programs.echo_serve:mcp",
+    "validate": "ingero.cli.programs.echo_serve:validate",
+    "config": "ingero.cli.programs.echo_serve:config",
+    "backup": "ingero.cli.programs.echo_files:backup",
+    "restore": "ingero.cli.programs.echo_files:restore",
+    "verify": "ingero.cli.programs.echo_files:verify",
+    "migrate": "ingero.cli.programs.echo_files:migrate",
+    "repair": "ingero.cli.programs.echo_files:repair",
+    "report": "ingero.cli.programs.echo_report:report",
+    "usage": "ingero.cli.programs.echo_usage:usage",
+    "help": "ingero.cli.commands.help_page:command",
+}
+"""Every verb of ``ingero-echo`` and where its command is, which is imported only where it is asked for."""
 
 
 @click.group(
     "ingero-echo",
+    commands=LazyCommands(COMMANDS),
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
 @click.version_option(__version__, prog_name="ingero-echo", message="%(prog)s %(version)s")
@@ -44,10 +45,6 @@ def cli() -> None:
       ingero-echo serve --insecure-no-tls --db echo.db --auth-token-file token
       ingero-echo config --defaults > echo.yaml
     """
-
-
-for _command in COMMANDS:
-    cli.add_command(_command)
 
 
 def main() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import ssl
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self
@@ -31,13 +30,17 @@ class EchoAsker:
     """
 
     def __init__(self, url: str, token_file: str | None, ca_file: str | None) -> None:
+        import ssl
+
         import httpx
 
         headers = {}
         if token_file:
             headers["Authorization"] = f"Bearer {read_bearer(Path(token_file))}"
+        verify = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         try:
-            verify = ssl.create_default_context(cafile=ca_file)
+            if ca_file or not url.lower().startswith("http://"):  # 40 ms of a processor for nothing
+                verify = ssl.create_default_context(cafile=ca_file)
         except OSError as error:
             raise IngeroError(f"{ca_file} cannot be read: {error}") from error
         self._url = url.rstrip("/")

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from ingero.cli.programs.echo_files import with_key
-from ingero.config.environment import allows_loose_tokens
 from ingero.errors import ConfigError, ConfigProblem, UnsupportedError
 
 if TYPE_CHECKING:
@@ -151,6 +150,7 @@ def _hold_to_tls(entries: tuple[AclEntry, ...], config: EchoConfig) -> tuple[Acl
 def _read(file: str) -> str:
     """A file with bearers; the descriptor that is looked at is the one that is read."""
     from ingero.config.acl import check_token_mode
+    from ingero.config.environment import allows_loose_tokens
 
     try:
         with Path(file).open(encoding="utf-8") as opened:
