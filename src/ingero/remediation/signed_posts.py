@@ -17,6 +17,7 @@ import httpx
 
 from ingero import __version__
 from ingero.errors import PermanentError, RetryableError
+from ingero.web_authorities import WebAuthorities
 
 _PASSING: Final = frozenset({HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_MANY_REQUESTS})
 
@@ -53,7 +54,12 @@ def post_json(url: str, body: bytes, headers: Mapping[str, str], timeout_s: floa
     }
     try:
         answer = httpx.post(
-            url, content=body, headers=named, timeout=timeout_s, follow_redirects=False
+            url,
+            content=body,
+            headers=named,
+            timeout=timeout_s,
+            follow_redirects=False,
+            verify=WebAuthorities(),
         )
     except (httpx.HTTPError, httpx.InvalidURL) as error:
         raise RetryableError(f"the webhook did not answer: {type(error).__name__}") from error

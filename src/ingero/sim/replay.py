@@ -27,6 +27,7 @@ from ingero.otlp.client.endpoint import OtlpEndpoint
 from ingero.otlp.codec import Export
 from ingero.telemetry.clock import Clock, SystemClock
 from ingero.units import NS_PER_MS, NS_PER_S
+from ingero.web_authorities import WebAuthorities
 from ingero.wire.collectives import build_collectives
 from ingero.wire.names import DetectionMode
 
@@ -169,7 +170,7 @@ def replay_to_fleet(
         ]
         # Ends before the agents that its threads use.
         pool = stack.enter_context(ThreadPoolExecutor(min(32, len(agents))))
-        admin = stack.enter_context(httpx.Client(timeout=10))
+        admin = stack.enter_context(httpx.Client(timeout=10, verify=WebAuthorities()))
         for at_ns, pushes in _rounds(trace, interval_ns):
             due_ns = began_ns + int(at_ns / speed)
             while (left_ns := due_ns - clock.mono_ns()) > 0:

@@ -91,10 +91,11 @@ def _ask(admin_url: str, cluster_id: str, *, as_json: bool) -> int:
     import httpx
 
     from ingero.sim.cluster.ask import ask_hang
+    from ingero.web_authorities import WebAuthorities
 
     if not cluster_id:
         raise click.UsageError("--fleet needs --cluster-id")
-    with httpx.Client(timeout=10) as client:
+    with httpx.Client(timeout=10, verify=WebAuthorities()) as client:
         answer = ask_hang(client, admin_url, cluster_id)
         if answer is None and not _has_hang_page(client, admin_url):
             raise IngeroError(

@@ -40,6 +40,7 @@ from ingero.serving.threaded import serve_threaded
 from ingero.telemetry.clock import SystemClock
 from ingero.telemetry.log import set_up_logging
 from ingero.units import NS_PER_S, format_duration
+from ingero.web_authorities import WebAuthorities
 
 _LOG: Final = logging.getLogger("ingero.remediator")
 
@@ -71,6 +72,7 @@ def _build(
     with httpx.Client(
         timeout=config.fleet.timeout / NS_PER_S,
         headers={"User-Agent": f"ingero-remediator/{__version__}"},
+        verify=WebAuthorities(),
     ) as client:
         source = FleetPages(client, config.fleet.admin_url, config.fleet.clusters)
         yield Remediator(

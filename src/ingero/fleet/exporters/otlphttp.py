@@ -40,13 +40,18 @@ class OtlpHttpConfig(OtlpClientConfig):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        urls = [self.endpoint, self.metrics_endpoint, self.logs_endpoint, self.traces_endpoint]
-        if not any(urls):
+        if not any(self.urls):
             raise ValueError("endpoint is required: the base URL, such as http://localhost:4318")
-        for url in urls:
-            if url is not None and urlsplit(url).scheme not in {"http", "https"}:
+        for url in self.urls:
+            if urlsplit(url).scheme not in {"http", "https"}:
                 raise ValueError(f"{url!r} is not an http or https URL")
         return self
+
+    @property
+    def urls(self) -> tuple[str, ...]:
+        """Every address that is named."""
+        named = (self.endpoint, self.metrics_endpoint, self.logs_endpoint, self.traces_endpoint)
+        return tuple(url for url in named if url is not None)
 
     def url(self, signal: Signal) -> str | None:
         """Where a signal goes; None when there is nowhere."""
@@ -82,7 +87,7 @@ class OtlpHttpExporter(QueuedOtlpExporter):
                     encoding=config.compression,
                     gzip_level=_GZIP_LEVEL,
                     headers=headers,
-                    tls=open_client_context(config, host),
+                    tls=open_client_context(config, host, config.urls),
                 )
             )
 

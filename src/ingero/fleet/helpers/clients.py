@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import ssl
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Annotated, Final, Literal
 
 from pydantic import Field
@@ -69,12 +69,24 @@ def reveal(headers: Mapping[str, Secret]) -> dict[str, str]:
     return {name: value.get_secret_value() for name, value in headers.items()}
 
 
-def open_client_context(config: ConnectionConfig, host: Host) -> ssl.SSLContext:
+def open_client_context(
+    config: ConnectionConfig, host: Host, urls: Iterable[str]
+) -> ssl.SSLContext | None:
     """TLS of outgoing connections; certificates renew in place when ``reload_interval`` says so.
+
+    Args:
+        config: Whom to trust and what to show.
+        host: Runs the renewal.
+        urls: Every address that is connected to.
+
+    Returns:
+        None where there is neither TLS nor a setting of it to check.
 
     Raises:
         IngeroError: A TLS file cannot be used.
     """
+    if config.tls is None and all(url.lower().startswith("http://") for url in urls):
+        return None
     tls = config.tls or TlsClientConfig()
     context = build_client_context(tls)
     if tls.reload_interval and tls.cert_file:

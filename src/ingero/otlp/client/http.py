@@ -20,6 +20,7 @@ from ingero.otlp.client.reply import (
 from ingero.otlp.codec import Export
 from ingero.otlp.names import ContentType, Signal
 from ingero.units import NS_PER_S
+from ingero.web_authorities import WebAuthorities
 
 _RETRYABLE: Final = frozenset({429, 502, 503, 504})
 
@@ -76,7 +77,9 @@ class HttpSender:
         user_agent = {"User-Agent": settings.user_agent} if settings.user_agent else {}
         self.client = httpx.Client(
             timeout=settings.timeout_ns / NS_PER_S,
-            verify=True if settings.tls is None else settings.tls,
+            verify=WebAuthorities(is_env_trusted=settings.is_env_trusted)
+            if settings.tls is None
+            else settings.tls,
             follow_redirects=False,
             headers={"Accept-Encoding": "identity", **user_agent},  # answers are read as they come
             limits=httpx.Limits(

@@ -41,6 +41,7 @@ from ingero.sim.local_echo import LocalEcho, run_local_echo
 from ingero.sim.local_fleet import ADMIN, OTLP_HTTP, run_local_fleet
 from ingero.telemetry.clock import Clock, SystemClock
 from ingero.units import NS_PER_S
+from ingero.web_authorities import WebAuthorities
 
 FAULTS: Final = frozenset({"cpu-quota"})
 """What is done to a host, so that it stays behind when the job leaves it."""
@@ -245,7 +246,7 @@ def _open_story(
     }
     daemons = HostProcesses(tuple(slurm.daemons[host.name] for host in cluster.hosts))
     stack.enter_context(run_agents(cluster, daemons, shared))
-    client = stack.enter_context(httpx.Client(timeout=10))
+    client = stack.enter_context(httpx.Client(timeout=10, verify=WebAuthorities()))
     policy = _write_policy(folder, settings.mode, (fleet.url(ADMIN), cluster_id), echo)
     remediator = stack.enter_context(
         launch("ingero.cli.programs.remediator", ["run", str(policy)], environ=slurm.environ)

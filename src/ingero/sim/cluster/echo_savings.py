@@ -8,6 +8,7 @@ from typing import Any, Final
 import httpx
 
 from ingero.sim.local_echo import LocalEcho
+from ingero.web_authorities import WebAuthorities
 
 _TOOL: Final = "/api/v2/tools/fleet.cluster.savings"
 _SETTLE_S: Final = 20.0
@@ -23,7 +24,9 @@ def ask_savings(echo: LocalEcho, cluster_id: str) -> dict[str, Any] | None:
     body = {"args": {"cluster_id": cluster_id}}
     found: dict[str, Any] | None = None
     deadline_s = time.monotonic() + _SETTLE_S
-    with httpx.Client(base_url=echo.url, headers=headers, timeout=30) as client:
+    with httpx.Client(
+        base_url=echo.url, headers=headers, timeout=30, verify=WebAuthorities()
+    ) as client:
         while time.monotonic() < deadline_s:
             answer = client.post(_TOOL, json=body)
             answer.raise_for_status()

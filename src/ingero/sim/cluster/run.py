@@ -32,6 +32,7 @@ from ingero.sim.job import Job, JobSettings
 from ingero.sim.runner import get_program
 from ingero.telemetry.clock import Clock, SystemClock
 from ingero.units import NS_PER_MS, NS_PER_S
+from ingero.web_authorities import WebAuthorities
 
 _SETTLE_NS: Final = 20 * NS_PER_S
 """How long to go on after the expected verdict, at most, to see what is said of the others and why."""
@@ -89,7 +90,7 @@ def run_up(
             "files": find_libraries(settings.job),
         }
         stack.enter_context(run_agents(cluster, job, shared))
-        client = stack.enter_context(httpx.Client(timeout=10))
+        client = stack.enter_context(httpx.Client(timeout=10, verify=WebAuthorities()))
         view = FleetView(fleets, cluster_id, client)
         sockets = [socket_of(folder, rank) for rank in range(settings.n_ranks)]
         sink = stack.enter_context(run_sink(sockets, client))

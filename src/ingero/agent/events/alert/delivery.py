@@ -22,6 +22,7 @@ from ingero.agent.events.alert.backends import Backend
 from ingero.agent.events.alert.episodes import Alert
 from ingero.errors import BadDataError
 from ingero.units import NS_PER_S
+from ingero.web_authorities import WebAuthorities
 
 MAX_WAITING: Final = 1000
 FIRST_DELAY_NS: Final = NS_PER_S
@@ -154,5 +155,6 @@ def build_client(timeout_s: float) -> httpx.Client:
     return httpx.Client(
         timeout=timeout_s,
         follow_redirects=False,
+        verify=WebAuthorities(),
         headers={"User-Agent": f"ingero-alerter/{__version__}"},
     )

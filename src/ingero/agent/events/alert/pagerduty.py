@@ -10,6 +10,7 @@ import msgspec
 
 from ingero.agent.events.alert.config import PAGERDUTY_URL
 from ingero.errors import PermanentError, RetryableError
+from ingero.web_authorities import WebAuthorities
 
 _TIMEOUT_S: Final = 10
 _ACCEPTED: Final = 202
@@ -49,6 +50,7 @@ class PagerDutyPager:
                 content=msgspec.json.encode(body),
                 headers={"content-type": "application/json"},
                 timeout=_TIMEOUT_S,
+                verify=WebAuthorities(),
             )
         except httpx.HTTPError as error:
             raise RetryableError(f"PagerDuty does not answer: {type(error).__name__}") from error

@@ -11,6 +11,7 @@ from typing import Any, Final
 import httpx
 
 from ingero.sim.local_echo import LocalEcho
+from ingero.web_authorities import WebAuthorities
 
 _SETTLE_S: Final = 20.0
 _SAME: Final = 0.001
@@ -34,7 +35,9 @@ def ask_echo(
     """
     arguments = {"cluster_id": cluster_id, "time_window": "1d"}
     headers = {"Authorization": f"Bearer {echo.token}"}
-    with httpx.Client(base_url=echo.url, headers=headers, timeout=30) as client:
+    with httpx.Client(
+        base_url=echo.url, headers=headers, timeout=30, verify=WebAuthorities()
+    ) as client:
 
         def ask(tool: str) -> dict[str, Any]:
             answer = client.post(f"/api/v2/tools/fleet.cluster.{tool}", json={"args": arguments})

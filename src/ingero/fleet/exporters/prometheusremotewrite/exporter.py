@@ -82,7 +82,7 @@ def _open_sender(config: RemoteWriteConfig, host: Host, headers: MakeHeaders) ->
         content_type=ContentType.PROTOBUF,
         timeout_ns=config.timeout,
         headers=lambda: {**_HEADERS, **headers()},
-        tls=open_client_context(config, host),
+        tls=open_client_context(config, host, (config.endpoint,)),
     )
     return RemoteWriteSender(HttpSender(settings), request)
 
