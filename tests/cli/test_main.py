@@ -183,6 +183,21 @@ def test_recording_is_read_without_what_checks_configuration_and_speaks_to_serve
     assert not {"pydantic", "yaml", "httpx", "ssl", "asyncio"} & set(run_and_list("main", line))
 
 
+@pytest.mark.parametrize(
+    ("module", "unneeded"),
+    [
+        ("ingero.fleet.builtin", {"nats", "httpx"}),
+        ("ingero.echo.service.app", {"jwt", "cryptography", "httpx", "clickhouse_connect"}),
+    ],
+)
+def test_server_loads_no_library_of_what_it_is_not_asked_for(module, unneeded):
+    code = f"import sys, {module}; print(*sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True
+    )
+    assert not unneeded & set(done.stdout.split())
+
+
 def test_name_that_no_command_has_is_answered_with_the_nearest():
     done = shell("ingero explian")
     assert done.returncode == 2

@@ -15,16 +15,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
 
-import jwt
 import msgspec
 
 from ingero.errors import ConfigError, IngeroError
 from ingero.serving.bearer import Principal
 from ingero.telemetry.clock import Clock
 from ingero.units import NS_PER_S
+
+if TYPE_CHECKING:
+    import jwt
 
 WELL_KNOWN: Final = "/.well-known/oauth-protected-resource"
 ALGORITHMS: Final = (
@@ -128,6 +130,8 @@ class AccessTokens:
 
     def _decode(self, token: str) -> dict[str, Any] | None:
         """The claims of a token that is valid now."""
+        import jwt  # noqa: PLC0415 - takes long to import, and most servers take no access tokens
+
         try:
             key = self._find_key(jwt.get_unverified_header(token))
             if key is None:
@@ -164,6 +168,8 @@ class AccessTokens:
 
 
 def _load_keys(file: str) -> list[jwt.PyJWK]:
+    import jwt  # noqa: PLC0415 - as in `AccessTokens`
+
     try:
         document = msgspec.json.decode(Path(file).read_bytes(), type=dict[str, Any])
         found = jwt.PyJWKSet.from_dict(document).keys

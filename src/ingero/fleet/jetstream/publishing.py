@@ -5,10 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Sequence
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 from ingero.errors import RetryableError
-from ingero.fleet.jetstream.connection import NatsConnection
 from ingero.fleet.jetstream.messages import (
     ClusterAnswers,
     LoggedPush,
@@ -16,6 +15,10 @@ from ingero.fleet.jetstream.messages import (
     encode_document,
 )
 from ingero.fleet.workers.messages import RelayedAnswer, Threshold
+
+# A Fleet without a stream has no use for NATS's client, which takes long to import.
+if TYPE_CHECKING:
+    from ingero.fleet.jetstream.connection import NatsConnection
 
 ANSWERS_KEY: Final = "answers."
 PUBLISH_INTERVAL_S: Final = 0.2

@@ -5,11 +5,10 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from ingero.errors import BadDataError, DeliveryError, RetryableError
 from ingero.fleet.component import PushAnswer, PushContext
-from ingero.fleet.jetstream.connection import NatsConnection
 from ingero.fleet.jetstream.messages import (
     ClusterAnswers,
     LoggedPush,
@@ -22,6 +21,10 @@ from ingero.fleet.jetstream.telemetry import STORED
 from ingero.fleet.workers.link import MAX_WAITING_BYTES
 from ingero.fleet.workers.messages import RelayedPush, unpack_threshold
 from ingero.telemetry.metrics import MeterRegistry
+
+# A Fleet without a stream has no use for NATS's client, which takes long to import.
+if TYPE_CHECKING:
+    from ingero.fleet.jetstream.connection import NatsConnection
 
 
 class PushLog(Protocol):
