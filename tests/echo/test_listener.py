@@ -86,6 +86,7 @@ HOSTILE = [
     ("/mcp", DEEP),
     ("/mcp", b'{"jsonrpc":"2.0","id":1,"method":"tools/call","params":' + DEEP),
     ("/mcp", b'{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"a":"\xff"}}'),
+    ("/mcp", b'{"jsonrpc":"2.0","id":1.5,"method":"ping"}'),
 ]
 
 

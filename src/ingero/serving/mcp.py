@@ -12,6 +12,7 @@ import fcntl
 import json
 import logging
 import os
+from collections import deque
 from collections.abc import (
     AsyncIterable,
     AsyncIterator,
@@ -38,6 +39,7 @@ from pydantic import ValidationError
 
 from ingero.errors import IngeroError
 from ingero.serving.query import Prompt, Query
+from ingero.serving.request_ids import REFUSAL, has_unusable_id
 
 Call = Callable[[str, Mapping[str, Any]], Awaitable[bytes]]
 """Answers a question of that name with encoded JSON. Raises an `IngeroError` whose message may be shown.
@@ -121,10 +123,12 @@ async def serve_stdio(server: Server[Any]) -> None:
     A line that is no message is answered, too: the SDK drops it, and its sender would wait for ever.
     """
     with _take_input() as fd:
-        stdin = cast("anyio.AsyncFile[str]", _iter_lines(fd))  # the SDK only iterates over it
+        read: deque[str] = deque()
+        # The SDK only iterates over it.
+        stdin = cast("anyio.AsyncFile[str]", _iter_lines(fd, read))
         async with stdio_server(stdin) as (lines, answers), anyio.create_task_group() as tasks:
             into, messages = anyio.create_memory_object_stream[SessionMessage | Exception]()
-            tasks.start_soon(_pass_on, lines, into, answers.send)
+            tasks.start_soon(_pass_on, _join(lines, read), into, answers.send)
             await server.run(messages, answers, server.create_initialization_options())
 
 
@@ -142,8 +146,8 @@ def _take_input() -> Iterator[int]:
         os.close(fd)
 
 
-async def _iter_lines(fd: int) -> AsyncIterator[str]:
-    """What can be read until it ends, by lines.
+async def _iter_lines(fd: int, read: deque[str]) -> AsyncIterator[str]:
+    """What can be read until it ends, by lines, each of which is appended to ``read`` as well.
 
     The SDK's own reads on a thread, which no cancellation ends while nobody writes; this waits on the event loop.
     """
@@ -156,28 +160,43 @@ async def _iter_lines(fd: int) -> AsyncIterator[str]:
         is_open = bool(chunk)
         *ends, rest = chunk.split(b"\n")
         for end in ends:
-            yield (begun + end).decode(errors="replace")
+            read.append((begun + end).decode(errors="replace"))
+            yield read[-1]
             begun.clear()
         begun += rest
     if begun:
-        yield begun.decode(errors="replace")
+        read.append(begun.decode(errors="replace"))
+        yield read[-1]
+
+
+async def _join(
+    lines: AsyncIterable[SessionMessage | Exception], read: deque[str]
+) -> AsyncIterator[tuple[SessionMessage | Exception, str]]:
+    """What the SDK made of each line, and the line."""
+    async for line in lines:
+        yield line, read.popleft()
 
 
 async def _pass_on(
-    lines: AsyncIterable[SessionMessage | Exception],
+    lines: AsyncIterable[tuple[SessionMessage | Exception, str]],
     into: MemoryObjectSendStream[SessionMessage | Exception],
     answer: Callable[[SessionMessage], Awaitable[None]],
 ) -> None:
     async with into:
-        async for line in lines:
-            if not isinstance(line, Exception):
+        async for line, text in lines:
+            if not isinstance(line, Exception) and not (
+                isinstance(line.message, types.JSONRPCNotification) and has_unusable_id(text)
+            ):
                 await into.send(line)
             elif (refused := _refuse(line)) is not None:
                 await answer(SessionMessage(refused))
 
 
-def _refuse(error: Exception) -> types.JSONRPCError | None:
+def _refuse(error: Exception | SessionMessage) -> types.JSONRPCError | None:
     """The answer to a line that is no message, under its id where that can be read; none to an empty line."""
+    if isinstance(error, SessionMessage):
+        refused = types.ErrorData(code=types.INVALID_REQUEST, message=REFUSAL)
+        return types.JSONRPCError(jsonrpc="2.0", id=None, error=refused)
     found = error.errors(include_url=False) if isinstance(error, ValidationError) else []
     refused = types.ErrorData(code=types.INVALID_REQUEST, message="this is no JSON-RPC message")
     messages: list[object] = [one["input"] for one in found if one["type"] == "missing"]

@@ -12,7 +12,10 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from importlib.util import find_spec
 from typing import Any, Final, Protocol
 
+import msgspec
+
 from ingero.errors import UnsupportedError
+from ingero.serving.request_ids import REFUSAL, has_unusable_id
 from ingero.serving.threads import run_on_thread
 
 Scope = MutableMapping[str, Any]
@@ -20,6 +23,8 @@ Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 _SDK: Final = "mcp"
+_INVALID_REQUEST: Final = -32600
+"""Of JSON-RPC 2.0 §5.1."""
 
 
 class McpManager(Protocol):
@@ -66,7 +71,7 @@ class McpOverHttp:
             await asyncio.wait({holding})
 
     async def handle_request(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request.
+        """Answer one request that has no body.
 
         Raises:
             Exception: The SDK could not be imported.
@@ -74,6 +79,22 @@ class McpOverHttp:
         self._asked.set()
         manager = await asyncio.shield(self._manager)
         await manager.handle_request(scope, receive, send)
+
+    async def handle_body(self, scope: Scope, body: bytes, receive: Receive, send: Send) -> None:
+        """Answer one request whose whole body was read; the SDK would wait for it for ever.
+
+        Raises:
+            Exception: The SDK could not be imported.
+        """
+        if has_unusable_id(body):
+            await _refuse(send)
+            return
+        messages = iter([{"type": "http.request", "body": body, "more_body": False}])
+
+        async def replay() -> MutableMapping[str, Any]:
+            return next(messages, None) or await receive()
+
+        await self.handle_request(scope, replay, send)
 
     async def _hold(self) -> None:
         """Hold the manager open in one task: its task group must be left where it was entered."""
@@ -92,3 +113,11 @@ class McpOverHttp:
             self._manager.cancel()
         else:
             self._manager.set_exception(error)
+
+
+async def _refuse(send: Send) -> None:
+    refused = {"code": _INVALID_REQUEST, "message": REFUSAL}
+    body = msgspec.json.encode({"jsonrpc": "2.0", "id": None, "error": refused})
+    headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
+    await send({"type": "http.response.start", "status": 400, "headers": headers})
+    await send({"type": "http.response.body", "body": body})

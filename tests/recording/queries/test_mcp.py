@@ -187,6 +187,9 @@ def test_a_line_that_is_no_message_is_answered_under_its_id(graphs_db):
         '{"jsonrpc": "2.0", "id": "\\ud83d", "method": "ping"}',
         '{"jsonrpc": "2.0", "id": 8, "method": 3}',
         '[{"jsonrpc": "2.0", "id": 9, "method": "ping"}]',
+        '{"jsonrpc": "2.0", "method": "notifications/initialized"}',
+        '{"jsonrpc": "2.0", "id": null, "method": "notifications/initialized"}',
+        '{"jsonrpc": "2.0", "id": 1.5, "method": "ping"}',
         "",
         "hello",
     ]
@@ -204,8 +207,10 @@ def test_a_line_that_is_no_message_is_answered_under_its_id(graphs_db):
         (None, types.PARSE_ERROR),
         (8, types.INVALID_REQUEST),
         (None, types.INVALID_REQUEST),
+        (None, types.INVALID_REQUEST),
         (None, types.PARSE_ERROR),
     ]
+    assert answers[4]["error"]["message"] == "the id of a request is a text or a whole number"
     assert "hex escape" in answers[0]["error"]["message"]
 
 

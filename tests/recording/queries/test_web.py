@@ -247,6 +247,24 @@ def test_a_post_that_a_foreign_page_could_send_is_refused(starved, path, body, s
     assert [answer.status_code for answer in visit(starved, talk)] == [200, *[status] * 3]
 
 
+@pytest.mark.parametrize("given", ["1.5", "1.0", "true", "[1]", '{"a": 1}'])
+def test_a_request_over_mcp_with_an_id_of_another_kind_is_refused(starved, given):
+    async def talk(client):
+        return await client.post(
+            "/mcp",
+            content=f'{{"jsonrpc": "2.0", "id": {given}, "method": "ping"}}',
+            headers=JSON | {"accept": "application/json, text/event-stream"},
+        )
+
+    answer = visit(starved, talk)
+    assert answer.status_code == 400
+    assert answer.json() == {
+        "jsonrpc": "2.0",
+        "id": None,
+        "error": {"code": -32600, "message": "the id of a request is a text or a whole number"},
+    }
+
+
 def post_in_parts(path, target, n_parts, pause_s=0.0):
     """POST to the application itself; its status, and how many parts of 64 KiB it took."""
     app = NodeApp(path, NodeAccess("", frozenset({"localhost"})), build_mcp(path))

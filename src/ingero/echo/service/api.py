@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 from typing import Annotated, Any, Final
 
@@ -160,17 +160,8 @@ class Api:
         if scope["method"] != "POST":
             await mcp.handle_request(scope, receive, send)
             return
-        body = await self._read_body(Request(scope, receive))  # the SDK would wait for it for ever
-        is_taken = False
-
-        async def replay() -> MutableMapping[str, Any]:
-            nonlocal is_taken
-            if is_taken:
-                return await receive()
-            is_taken = True
-            return {"type": "http.request", "body": body, "more_body": False}
-
-        await mcp.handle_request(scope, replay, send)
+        body = await self._read_body(Request(scope, receive))
+        await mcp.handle_body(scope, body, receive, send)
 
     async def _health(self, request: Request) -> Response:
         body: dict[str, str] = {"status": "ok"}

@@ -289,18 +289,12 @@ async def _cancel_at_end(receive: Receive, scope: anyio.CancelScope) -> None:
 
 
 async def _forward(mcp: McpOverHttp, scope: Scope, receive: Receive, send: Send) -> None:
-    """To the SDK, which would wait for a body for ever: it gets the whole one."""
     if scope["method"] != "POST":
         await mcp.handle_request(scope, receive, send)
         return
     body = await _read_body(Request(scope, receive), _MAX_MCP_BODY)
-    messages = iter([{"type": "http.request", "body": body, "more_body": False}])
-
-    async def replay() -> MutableMapping[str, Any]:
-        return next(messages, None) or await receive()
-
     async with _while_asked(receive):
-        await mcp.handle_request(scope, replay, send)
+        await mcp.handle_body(scope, body, receive, send)
 
 
 def _host_name(host: str) -> str:
