@@ -200,10 +200,12 @@ def test_sql_is_answered_and_writing_refused(starved):
         b'{"sql": ' + b"[" * 100_000,
         b'{"sql": "SELECT 1", "limit": NaN}',
         b'{"sql": "SELECT 1", "limit": 1e999}',
+        b'{"sql": "SELECT 1", "limit": -1}',
+        b'{"sql": "SELECT 1", "limit": 0}',
         b"null",
         b"",
     ],
-    ids=range(10),
+    ids=range(12),
 )
 def test_a_body_that_is_no_statement_is_refused_with_what_to_send(starved, body):
     async def talk(client):

@@ -33,7 +33,7 @@ class FleetArgs(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     since: Annotated[
         str, msgspec.Meta(description="duration back from each node's last event; empty for all")
     ] = "5m"
-    pid: int = 0
+    pid: Annotated[int, msgspec.Meta(ge=0, description="one process")] = 0
     query: Annotated[str, msgspec.Meta(description="the SELECT, for sql")] = ""
     sql: Annotated[str, msgspec.Meta(description="another name for query")] = ""
     limit: Annotated[int, msgspec.Meta(ge=1, le=MAX_ROWS, description="rows of one page")] = 100

@@ -15,7 +15,7 @@ from functools import partial
 from hashlib import sha256
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 import anyio
 import msgspec
@@ -70,7 +70,7 @@ class SqlBody(msgspec.Struct, forbid_unknown_fields=True):
     """One statement over HTTP."""
 
     sql: str
-    limit: int = 1000
+    limit: Annotated[int, msgspec.Meta(ge=1)] = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,7 +220,7 @@ class NodeApp:
             asked = msgspec.json.decode(body, type=SqlBody)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise BadDataError(f'send {{"sql": …, "limit": …}}: {error}') from error
-        limits = SqlLimits(min(max(asked.limit, 1), MAX_ROWS), max_bytes=MAX_ANSWER_BYTES)
+        limits = SqlLimits(min(asked.limit, MAX_ROWS), max_bytes=MAX_ANSWER_BYTES)
         stop = SqlStop()
         work = partial(run_sql, self._context.path, asked.sql, limits, stop=stop)
         async with _while_asked(request.receive), self._statements:
