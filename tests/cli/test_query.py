@@ -33,6 +33,18 @@ def test_sql_gives_a_list_of_objects(node_01):
     ]
 
 
+def test_an_infinite_number_is_null_in_json_and_written_in_text(node_01):
+    statement = "SELECT 1e999 AS most, -1e999 AS least, x'00ff' AS bytes"
+    (row,) = json.loads(
+        ask("--db", node_01, statement, "--json").stdout, parse_constant=pytest.fail
+    )
+    assert row == {"most": None, "least": None, "bytes": "00ff"}
+    assert ask("--db", node_01, statement).stdout.split() == [
+        *("most", "least", "bytes"),
+        *("inf", "-inf", "00ff"),
+    ]
+
+
 @pytest.mark.parametrize(
     "command", ["query --op block_read", "explain", "explain --per-process --json"]
 )

@@ -78,7 +78,7 @@ def command(config: QueryConfig, sql: str | None) -> None:
 
 def _show_sql(path: Path, sql: str, config: QueryConfig) -> None:
     from ingero.model.recording import Recording
-    from ingero.recording.queries.sql import plain_rows
+    from ingero.recording.queries.sql import plain_rows, plain_value
     from ingero.recording.store.reader import read_unwritten
     from ingero.recording.store.sql import MAX_BYTES, SqlLimits, run_sql
     from ingero.units import format_size, parse_duration
@@ -88,13 +88,13 @@ def _show_sql(path: Path, sql: str, config: QueryConfig) -> None:
     except ValueError as error:
         raise click.UsageError(f"--timeout: {error}") from error
     answer = run_sql(path, sql, SqlLimits(config.limit, timeout_ns))
-    rows = plain_rows(answer)
+    rows = answer.rows
     if config.as_json:
-        click.echo(
-            json.dumps([dict(zip(answer.columns, row, strict=True)) for row in rows], indent=2)
-        )
+        objects = [dict(zip(answer.columns, row, strict=True)) for row in plain_rows(answer)]
+        click.echo(json.dumps(objects, indent=2))
     else:
-        click.echo(_as_table(list(answer.columns), rows))
+        shown = [[plain_value(value) for value in row] for row in rows]
+        click.echo(_as_table(list(answer.columns), shown))
     more = ""
     if answer.is_truncated and len(rows) < config.limit:
         more = f"; there are more, beyond {format_size(MAX_BYTES)}: select less or aggregate"

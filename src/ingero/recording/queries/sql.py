@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Annotated, Any, Final
 
 import msgspec
@@ -43,13 +44,19 @@ class SqlResult(msgspec.Struct, frozen=True):
 
 
 def plain_value(value: float | str | bytes | None) -> int | float | str | None:
-    """A value as JSON has it: bytes become hex."""
+    """A value as text has it: bytes become hex."""
     return value.hex() if isinstance(value, bytes) else value
 
 
 def plain_rows(answer: SqlRows) -> list[list[Any]]:
-    """Rows as JSON has them."""
-    return [[plain_value(value) for value in row] for row in answer.rows]
+    """Rows as JSON has them: bytes become hex, and an infinite number null."""
+    return [
+        [
+            None if isinstance(value, float) and not math.isfinite(value) else plain_value(value)
+            for value in row
+        ]
+        for row in answer.rows
+    ]
 
 
 def _run(context: RecordingFile, args: SqlArgs) -> SqlResult:
