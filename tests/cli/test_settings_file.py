@@ -418,3 +418,10 @@ def test_the_old_place_of_the_option_names_the_file_too(tmp_path, monkeypatch, c
     file = write(tmp_path, "trace: {}")
     assert run_program(cli, ["--config", file, "config"]) == 0
     assert capsys.readouterr().out == f"reads {file}\n"
+
+
+def test_option_of_the_group_before_a_subcommand_is_refused(tmp_path, capsys):
+    file = tmp_path / "ingero.yaml"
+    file.write_text("")
+    assert run_program(cli, ["config", "--defaults", "validate", str(file)]) == 2
+    assert "validate takes no --defaults" in capsys.readouterr().err

@@ -43,6 +43,8 @@ def command(context: click.Context, *, defaults: bool) -> None:
       ingero config validate ingero.yaml
     """
     if context.invoked_subcommand is not None:
+        if defaults:
+            raise click.UsageError(f"{context.invoked_subcommand} takes no --defaults", context)
         return
     if defaults:
         click.echo("\n".join(write_template(context.find_root().command)))
