@@ -57,7 +57,7 @@ class _Search:
     """When all processes are searched next; None for never. And whether that is so every `RESCAN_NS`."""
 
     next_ns: int | None = None
-    is_lasting: bool = False
+    is_periodic: bool = False
 
 
 class FileQueue:
@@ -92,7 +92,7 @@ class FileQueue:
                 self._poll.register(fd, select.EPOLLIN)
         except UnsupportedError as error:
             self._stream = None
-            self._search.is_lasting = True
+            self._search.is_periodic = True
             self._search.next_ns = clock.mono_ns() + RESCAN_NS
             hint = f"; {error.hint}" if error.hint else ""
             self.notes = (
@@ -134,7 +134,7 @@ class FileQueue:
     def keep_searching(self) -> None:
         """Give what all processes have mapped every two seconds from now on. Any thread."""
         with self._lock:
-            self._search.is_lasting = True
+            self._search.is_periodic = True
         self.search_all()
 
     def _scan_at(self, due_ns: int) -> None:
@@ -169,7 +169,7 @@ class FileQueue:
                 due.append(heapq.heappop(self._retries)[-1])
             is_scan_due = self._search.next_ns is not None and now_ns >= self._search.next_ns
             if is_scan_due:
-                self._search.next_ns = now_ns + RESCAN_NS if self._search.is_lasting else None
+                self._search.next_ns = now_ns + RESCAN_NS if self._search.is_periodic else None
         self.put(due)
         if is_scan_due:
             try:
