@@ -82,7 +82,8 @@ class BlockMeans:
         n_before, here = int(self._n_ops[groups[0]]), as_slice(groups)
         newest = values[-_N_FINE:]
         n_after = n_before + len(values)
-        self._fine[np.arange(n_after - len(newest), n_after) % _N_FINE, here] = newest
+        slots = np.arange(n_after - len(newest), n_after) % _N_FINE
+        self._fine[slots if isinstance(here, slice) else slots[:, None], here] = newest
         at = 0
         while at < len(values):
             part = values[at : at + BLOCK - (n_before + at) % BLOCK]
