@@ -292,7 +292,10 @@ def test_what_is_no_push_is_said_to_be_none(stored):
 
 @pytest.mark.parametrize(
     ("document", "read"),
-    [(ClusterLedger({"a": "b"}), decode_ledger), (ClusterAnswers("east"), decode_answers)],
+    [
+        (ClusterLedger({"a": "b"}, vocabulary=1), decode_ledger),
+        (ClusterAnswers("east"), decode_answers),
+    ],
 )
 def test_a_document_of_a_later_release_is_not_guessed_at(document, read, monkeypatch):
     assert read(encode_document(document)) == document

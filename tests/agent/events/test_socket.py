@@ -129,6 +129,7 @@ def test_a_reader_that_goes_away_harms_nobody(served, path):
 
 
 def test_a_reader_for_whom_no_descriptor_is_left_waits_and_keeps_no_processor_busy(served, path):
+    join(served, path).close()  # it has what it needs itself
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     with no_more_files():
         began_s, used_s = time.monotonic(), time.process_time()

@@ -204,7 +204,8 @@ def test_an_empty_window_is_unknown_and_latest_finds_the_data(site):
         ("fleet.cluster.summary", {"clusters": ["c1"]}, "clusters"),
         ("fleet.cluster.summary", {"until": "2026-13-45T00:00:00Z"}, "until"),
         ("fleet.cluster.node_detail", {}, "node_id"),
-        ("fleet.cluster.timeline", {"metric_name": "m'; DROP TABLE events; --"}, "metric_name"),
+        ("fleet.cluster.timeline", {"metric_name": ""}, "metric_name"),
+        ("fleet.cluster.timeline", {"metric_name": "m" * 257}, "metric_name"),
         ("fleet.cluster.run_analysis", {"sql": ""}, "sql"),
     ],
 )
@@ -213,6 +214,13 @@ def test_wrong_arguments_are_named_and_refused(site, tool, args, description):
     assert answer.status_code == 400
     assert answer.json()["code"] == "invalid_arguments"
     assert description in answer.json()["error"]
+
+
+def test_a_metrics_name_is_never_read_as_a_statement(site):
+    answer = ask(site, "fleet.cluster.timeline", {"metric_name": "m'; DROP TABLE events; --"})
+    assert answer.status_code == 200
+    assert answer.json()["result"]["rows"] == []
+    assert ask(site, "fleet.cluster.summary", {}).json()["result"]["coverage"]["n_rows"] > 0
 
 
 def test_rows_come_as_lines_or_as_arrow_when_asked(site):
