@@ -130,7 +130,8 @@ def judge_all(runs, folder, settings, committed):
             row |= judge_recording(folder / f"{run.name}.parquet", settings)
             row["said"] = {LIVE: read_live(outcome), **row["said"]}
             row["scores"] = {name: score_one(run, said) for name, said in row["said"].items()}
-            row["cause"] = score_cause(run, outcome, settings)
+            is_right = row["scores"][LIVE]["right"]
+            row["cause"] = score_cause(run, outcome, settings) if is_right else None
             row["disturbed"] = find_disturbed(run, outcome, settings)
             row.pop("diagnosis")
         rows.append(row)

@@ -345,9 +345,11 @@ class TorchJob(Closing):
         for pulses, thread in self._pulses:
             pulses.stop.set()
             thread.join()
-        for process in (*self._ranks, *self._neighbours):
+        processes = (*self._ranks, *self._neighbours)
+        for process in processes:
             if process.poll() is None:
                 process.kill()
+        for process in processes:
             process.wait(_LIMIT_S)
             if process.stdin is not None:
                 process.stdin.close()
