@@ -105,6 +105,61 @@ def rows_of(export, encoding):
     return list(iter_log_rows(decode_export(encode_json(export), Signal.LOGS, ContentType.JSON)))
 
 
+UIDS = {
+    "verdict": (
+        "afaa88eb21868de595cf6a43fcb1eef4",
+        {"before": "", "kind": "drag", "node_id": "m", "rank": 4, "job": "k", "worker": "w", "comm": "cd",
+         "evidence_log10": 8.6},
+        {"reason": "other", "victims": (), "lost_gpu_ms": 1.0, "slowdown": 2.0, "summary": "other", "resource": ()},
+    ),
+    "episode": (
+        "190e342cf7a15fe233dab5c9019686b8",
+        {"kind": "panic", "node_id": "m", "incident_id": "j", "start_ns": 8, "state": "resolved"},
+        {"end_ns": 9, "n_events": 8, "score": 0.5, "summary": "other"},
+    ),
+    "hang": (
+        "4d2576ee699a6fc1c9a65fc35f7321a9",
+        {"job": "k", "rank": 3, "comm": "cd", "missing_seq": 11, "standing_s": None},
+        {"cause": "stuck", "blocks": (), "node_id": "m", "last_finished_seq": 8, "summary": "other"},
+    ),
+    "cost": (
+        "4f6cd52ccb3b57c312922fc12212f8d0",
+        {"node_id": "o", "rank": 4, "victim_node_id": "o", "provider": "gcp", "gpu_model": "H100"},
+        {"gpu_seconds": 1.0, "amount": 2.0, "summary": "other"},
+    ),
+}  # fmt: skip
+
+
+def uid_of(export):
+    (row,) = rows_of(export, "protobuf")
+    return row.attributes["log.record.uid"]
+
+
+@pytest.mark.parametrize("event", BUILDERS)
+def test_a_record_has_an_id_of_what_it_is_and_not_of_how_it_says_so(event):
+    build, _, record = BUILDERS[event]
+    uid, identity, words = UIDS[event]
+    assert uid_of(build(record)) == uid, "as every release makes it"
+    others = [uid_of(build(replace(record, **{name: value}))) for name, value in identity.items()]
+    assert len({uid, *others}) == 1 + len(identity)
+    assert {uid_of(build(replace(record, **{name: value}))) for name, value in words.items()} == {
+        uid
+    }
+
+
+def test_an_id_is_of_a_cluster_and_of_a_moment_and_an_episode_ends_once():
+    assert len({
+        uid_of(build_verdict_records(cluster, [VERDICT], at_ns))
+        for cluster in ("c", "d")
+        for at_ns in (NOW_NS, NOW_NS + 1)
+    }) == 4  # fmt: skip
+    ends = [
+        replace(EPISODE, state=state, end_ns=7 + at)
+        for at, state in enumerate(("resolved", "lost"))
+    ]
+    assert len({uid_of(build_episode_records({"c": [end]})) for end in ends}) == 1
+
+
 def test_a_charge_that_is_too_large_to_be_added_up_is_not_known():
     for value, read in (
         (MAX_CHARGE, MAX_CHARGE),

@@ -13,6 +13,7 @@ from typing import Any, Final
 from ingero.otlp.codec import Export, LogRow, structs
 from ingero.wire.log_records import LogFacts, LogSeverity, build_fleet_logs, build_record, last_word
 from ingero.wire.names import Attribute
+from ingero.wire.record_uids import RECORD_UID, build_record_uid
 from ingero.wire.typed import read_number, read_small, read_text
 
 COST_EVENT: Final = "ingero.cost"
@@ -60,10 +61,12 @@ class CostRecord:
 
 def build_cost_records(cluster_id: str, costs: Sequence[CostRecord], wall_ns: int) -> Export:
     """The records of one cluster as a logs export, all of one time."""
-    return build_fleet_logs({cluster_id: [_build_record(cost, wall_ns) for cost in costs]})
+    return build_fleet_logs({
+        cluster_id: [_build_record(cluster_id, cost, wall_ns) for cost in costs]
+    })
 
 
-def _build_record(cost: CostRecord, wall_ns: int) -> structs.LogRecord:
+def _build_record(cluster_id: str, cost: CostRecord, wall_ns: int) -> structs.LogRecord:
     named: dict[str, Any] = {
         _GPU_SECONDS: cost.gpu_seconds,
         _ATTRIBUTED: cost.attributed or None,
@@ -76,6 +79,16 @@ def _build_record(cost: CostRecord, wall_ns: int) -> structs.LogRecord:
         _CURRENCY: cost.currency or None,
     }
     attributes = {name: value for name, value in named.items() if value is not None}
+    attributes[RECORD_UID] = build_record_uid(
+        COST_EVENT,
+        cluster_id,
+        cost.node_id,
+        cost.rank,
+        cost.victim_node_id,
+        cost.provider,
+        cost.gpu_model,
+        wall_ns,
+    )
     return build_record(COST_EVENT, attributes, LogSeverity.INFO, cost.summary, wall_ns)
 
 

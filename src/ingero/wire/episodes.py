@@ -13,6 +13,7 @@ from typing import Any, Final
 from ingero.otlp.codec import Export, LogRow, structs
 from ingero.wire.log_records import LogFacts, LogSeverity, build_fleet_logs, build_record, last_word
 from ingero.wire.names import Attribute
+from ingero.wire.record_uids import RECORD_UID, build_record_uid
 from ingero.wire.typed import (
     read_flag,
     read_large,
@@ -38,6 +39,8 @@ STRAGGLER: Final = "straggler"
 PANIC: Final = "panic"
 OPEN: Final = "open"
 RESOLVED: Final = "resolved"
+_ENDED: Final = "ended"
+"""Of whatever outcome: an episode ends once."""
 _WORDS: Final = frozenset({last_word(EPISODE_EVENT), "incident"})
 """Last words of event names; the second is other senders'."""
 
@@ -86,12 +89,12 @@ class EpisodeRecord:
 def build_episode_records(by_cluster: Mapping[str, Sequence[EpisodeRecord]]) -> Export:
     """Records by cluster as one logs export; the time of each is its end, else its beginning."""
     return build_fleet_logs({
-        cluster_id: [_build_record(episode) for episode in episodes]
+        cluster_id: [_build_record(cluster_id, episode) for episode in episodes]
         for cluster_id, episodes in by_cluster.items()
     })
 
 
-def _build_record(episode: EpisodeRecord) -> structs.LogRecord:
+def _build_record(cluster_id: str, episode: EpisodeRecord) -> structs.LogRecord:
     named: dict[str, Any] = {
         Attribute.NODE_ID: episode.node_id or None,
         _INCIDENT_ID: episode.incident_id,
@@ -108,6 +111,10 @@ def _build_record(episode: EpisodeRecord) -> structs.LogRecord:
         _END_NS: episode.end_ns,
     }
     attributes = {name: value for name, value in named.items() if value is not None}
+    attributes[RECORD_UID] = build_record_uid(
+        EPISODE_EVENT, cluster_id, episode.kind, episode.node_id, episode.incident_id, episode.start_ns,
+        OPEN if episode.state == OPEN else _ENDED,
+    )  # fmt: skip
     severity = LogSeverity.ERROR if episode.state == OPEN else LogSeverity.INFO
     at_ns = episode.start_ns if episode.end_ns is None else episode.end_ns
     return build_record(EPISODE_EVENT, attributes, severity, episode.summary, at_ns or 0)

@@ -15,6 +15,7 @@ from ingero.errors import BadDataError
 from ingero.otlp.codec import Export, LogRow, structs
 from ingero.wire.log_records import LogSeverity, build_fleet_logs, build_record
 from ingero.wire.names import Attribute
+from ingero.wire.record_uids import RECORD_UID, build_record_uid
 from ingero.wire.typed import read_large, read_number, read_small, read_text, read_texts
 
 HANG_EVENT: Final = "ingero.hang"
@@ -85,6 +86,16 @@ def _build_record(cluster_id: str, hang: HangRecord, wall_ns: int) -> structs.Lo
         _STANDING_S: hang.standing_s,
     }
     attributes = {name: value for name, value in named.items() if value is not None}
+    attributes[RECORD_UID] = build_record_uid(
+        HANG_EVENT,
+        cluster_id,
+        hang.job,
+        hang.rank,
+        hang.comm,
+        hang.missing_seq,
+        named[_STATE],
+        wall_ns,
+    )
     severity = LogSeverity.INFO if hang.is_over else LogSeverity.WARN
     return build_record(HANG_EVENT, attributes, severity, hang.summary, wall_ns)
 

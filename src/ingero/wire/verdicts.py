@@ -14,6 +14,7 @@ from ingero.otlp.codec import Export, LogRow, structs
 from ingero.wire.log_records import LogFacts, LogSeverity, build_fleet_logs, build_record, last_word
 from ingero.wire.names import Attribute
 from ingero.wire.process_resource import ProcessResource, read_process_resource
+from ingero.wire.record_uids import RECORD_UID, build_record_uid
 from ingero.wire.typed import read_number, read_small, read_text, read_texts
 
 VERDICT_EVENT: Final = "ingero.verdict"
@@ -97,6 +98,10 @@ def _build_record(cluster_id: str, verdict: VerdictRecord, wall_ns: int) -> stru
     }
     attributes |= {name: value for name, value in named.items() if value is not None}
     attributes |= dict(verdict.resource)
+    attributes[RECORD_UID] = build_record_uid(
+        VERDICT_EVENT, cluster_id, verdict.node_id, verdict.job, verdict.rank, verdict.worker, verdict.comm,
+        verdict.before, verdict.kind, verdict.evidence_log10, wall_ns,
+    )  # fmt: skip
     severity = LogSeverity.WARN if verdict.is_alarm else LogSeverity.INFO
     return build_record(VERDICT_EVENT, attributes, severity, verdict.summary, wall_ns)
 

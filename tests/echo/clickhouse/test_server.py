@@ -147,6 +147,25 @@ def test_a_retry_after_a_restart_is_still_recognised(database):
     second.close()
 
 
+def test_a_record_that_comes_again_under_its_id_is_known_also_after_a_restart(database):
+    clock = ManualClock()
+    settings = ClickHouseSettings("here", 0, database=database, is_embedded=True)
+
+    def log(time_ns):
+        rows, known = Rows(n_rows=1), {"ts": now_of(clock), "cluster_id": "c1", "node_id": "n1"}
+        rows.table(LOGS).add(7, time_ns, [known.get(name) for name in LOGS.names], uid=99)
+        return rows
+
+    for time_ns in (1, 2):
+        store = make_store(settings, clock)
+        store.open()
+        store.write(log(time_ns))
+        store.write(log(time_ns + 10))
+        assert count(store, "logs") == 1
+        assert store.counters.repeated == time_ns
+        store.close()
+
+
 def test_whole_days_that_are_past_retention_go_and_nodes_that_fell_silent_with_them(database):
     clock = ManualClock()
     settings = ClickHouseSettings("here", 0, database=database, is_embedded=True)

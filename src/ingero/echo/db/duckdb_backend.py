@@ -100,7 +100,7 @@ class DuckDbBackend(DatabaseBackend):
         with translate_row_errors("write"), transaction(connection):
             for incoming in group:
                 _insert(connection, incoming.table.name, incoming.batch)
-            sent = [incoming.keys for incoming in group if incoming.table is not USAGE]
+            sent = [incoming.all_keys for incoming in group if incoming.table is not USAGE]
             if sent:
                 keys = np.concatenate(sent)
                 stamps = pa.repeat(pa.scalar(now, type=pa.timestamp("us")), len(keys))

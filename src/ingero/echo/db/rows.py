@@ -51,6 +51,7 @@ class TableRows:
         series: Hash of what each row is about; parallel to the lists.
         time_ns: Sender's time of each row.
         content: Hash of what each row says beside that; empty where rows of one series and time are one.
+        uids: Hash of the id that its sender gave each row; 0 where it gave none.
         chunks: Further rows that are Arrow already.
     """
 
@@ -58,20 +59,24 @@ class TableRows:
     series: list[int] = field(default_factory=list)
     time_ns: list[int] = field(default_factory=list)
     content: list[int] = field(default_factory=list)
+    uids: list[int] = field(default_factory=list)
     chunks: list[Chunk] = field(default_factory=list)
 
-    def add(self, series: int, time_ns: int, values: Sequence[Any], content: int = 0) -> None:
+    def add(
+        self, series: int, time_ns: int, values: Sequence[Any], content: int = 0, uid: int = 0
+    ) -> None:
         """Append one row; ``values`` in the table's column order."""
         self.series.append(series)
         self.time_ns.append(time_ns)
         self.content.append(content)
+        self.uids.append(uid)
         for column, value in zip(self.columns, values, strict=True):
             column.append(value)
 
     def keep_listed(self, is_kept: BoolArray) -> None:
         """Drop rows of the lists that are not in a mask."""
         chosen = is_kept.tolist()
-        for values in (*self.columns, self.series, self.time_ns, self.content):
+        for values in (*self.columns, self.series, self.time_ns, self.content, self.uids):
             values[:] = compress(values, chosen)
 
     @property
@@ -83,8 +88,9 @@ class TableRows:
         """Some of its rows, counted over lists and chunks."""
         columns = tuple(column[start:stop] for column in self.columns)
         part = TableRows(
-            columns, self.series[start:stop], self.time_ns[start:stop], self.content[start:stop]
-        )
+            columns, self.series[start:stop], self.time_ns[start:stop], self.content[start:stop],
+            self.uids[start:stop],
+        )  # fmt: skip
         at = len(self.series)
         for chunk in self.chunks:
             first, last = max(start - at, 0), min(stop - at, len(chunk.series))
@@ -175,6 +181,7 @@ class Incoming:
         batch: All columns, ``ingested_at`` last.
         keys: Key per row: of its series, time and content.
         places: Key per row of its series and time alone.
+        uids: Key per row of the id that its sender gave it; 0 where it gave none.
         owner_idx: Which of the group's requests each row is of.
         series: Hash of what each row is about.
     """
@@ -183,8 +190,14 @@ class Incoming:
     batch: pa.Table
     keys: Keys
     places: Keys
+    uids: Keys
     owner_idx: IntArray
     series: Keys
+
+    @property
+    def all_keys(self) -> Keys:
+        """Every key by which one of the rows is known again."""
+        return np.concatenate((self.keys, self.uids[self.uids != 0]))
 
     def keep(self, is_kept: BoolArray) -> Incoming:
         """The rows of a mask."""
@@ -193,6 +206,7 @@ class Incoming:
             self.batch.filter(pa.array(is_kept)),
             self.keys[is_kept],
             self.places[is_kept],
+            self.uids[is_kept],
             self.owner_idx[is_kept],
             self.series[is_kept],
         )
@@ -215,7 +229,7 @@ def build_incoming(group: Iterable[Rows], ingested_at: datetime, secret: int = 0
 
 
 def _join(table: Table, owned: Sequence[_Owned], ingested_at: datetime, secret: int) -> Incoming:
-    batches, series, times, contents, owners = [], [], [], [], []
+    batches, series, times, contents, uids, owners = [], [], [], [], [], []
     parts = [part for _, part in owned]
     n_listed = sum(len(part.series) for part in parts)
     if n_listed:
@@ -228,6 +242,8 @@ def _join(table: Table, owned: Sequence[_Owned], ingested_at: datetime, secret: 
         times.append(np.array(_chain(part.time_ns for part in parts), dtype=np.int64))
         given = (part.content or [0] * len(part.series) for part in parts)
         contents.append(np.array(_chain(given), dtype=np.uint64))
+        ids = (part.uids or [0] * len(part.series) for part in parts)
+        uids.append(np.array(_chain(ids), dtype=np.uint64))
         owners += [np.full(len(part.series), owner) for owner, part in owned]
     for owner, part in owned:
         for chunk in part.chunks:
@@ -236,6 +252,7 @@ def _join(table: Table, owned: Sequence[_Owned], ingested_at: datetime, secret: 
             series.append(chunk.series)
             times.append(chunk.time_ns)
             contents.append(np.zeros(n_rows, np.uint64) if content is None else content)
+            uids.append(np.zeros(n_rows, np.uint64))
             owners.append(np.full(n_rows, owner))
     joined = pa.Table.from_batches(batches)
     stamp = pa.array([ingested_at], type=pa.timestamp("us"))
@@ -250,9 +267,17 @@ def _join(table: Table, owned: Sequence[_Owned], ingested_at: datetime, secret: 
         joined.append_column("ingested_at", stamps),
         mix(places + mix(content)),
         places,
+        _build_uid_keys(np.concatenate(uids), secret),
         np.concatenate(owners),
         about,
     )
+
+
+def _build_uid_keys(uids: Keys, secret: int) -> Keys:
+    """A key of each id that a sender gave, shape (n,); 0 where it gave none."""
+    keys = mix(uids ^ np.uint64(secret))
+    keys[uids == 0] = 0
+    return keys
 
 
 def _hash_numbers(column: pa.ChunkedArray) -> Keys:

@@ -221,4 +221,6 @@ def _build_entries(rows: Iterable[tuple[Any, ...]], arrivals: Sequence[datetime]
     # Nobody sends these rows again, so a key that no other row has is as good as any.
     keys = np.random.default_rng().integers(0, 2**64 - 1, len(arrivals), dtype=np.uint64)
     owners = np.zeros(len(arrivals), dtype=np.int64)
-    return Incoming(USAGE, batch.append_column("ingested_at", stamps), keys, keys, owners, nothing)
+    return Incoming(
+        USAGE, batch.append_column("ingested_at", stamps), keys, keys, nothing, owners, nothing
+    )

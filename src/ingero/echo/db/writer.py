@@ -53,16 +53,22 @@ class DuplicateFilter:
         """Remember keys that the database has."""
         self._keys.add(keys, mono_ns)
 
-    def drop(self, group: Sequence[Incoming]) -> tuple[list[Incoming], int]:
-        """The rows of a group that are new, and how many are not."""
-        fresh, n_duplicates = [], 0
+    def drop(self, group: Sequence[Incoming]) -> tuple[list[Incoming], int, int]:
+        """The rows of a group that are new; how many are not by the ids of their senders, and how many else."""
+        fresh, n_repeated, n_duplicates = [], 0, 0
         for incoming in group:
-            is_new = self._keys.find_new(incoming.keys)
+            is_new = np.ones(len(incoming.keys), np.bool_)
+            has_uid = incoming.uids != 0
+            if has_uid.any():
+                is_new[has_uid] = self._keys.find_new(incoming.uids[has_uid])
+                n_repeated += len(is_new) - int(is_new.sum())
+            n_left = int(is_new.sum())
+            is_new[is_new] = self._keys.find_new(incoming.keys[is_new])
             n_new = int(is_new.sum())
-            n_duplicates += len(is_new) - n_new
+            n_duplicates += n_left - n_new
             if n_new:
                 fresh.append(incoming if n_new == len(is_new) else incoming.keep(is_new))
-        return fresh, n_duplicates
+        return fresh, n_repeated, n_duplicates
 
     def add(self, incoming: Incoming, mono_ns: int) -> dict[int, int]:
         """Remember rows that were written.
@@ -70,7 +76,7 @@ class DuplicateFilter:
         Returns:
             By request, how many of them are stored beside another of their series and time.
         """
-        self._keys.add(incoming.keys, mono_ns)
+        self._keys.add(incoming.all_keys, mono_ns)
         is_first = self._places.find_new(incoming.places)
         self._places.add(incoming.places[is_first], mono_ns)
         owners, counts = np.unique(incoming.owner_idx[~is_first], return_counts=True)
@@ -192,7 +198,7 @@ class Writer(threading.Thread):
             build_nodes(nodes, now)
         except Exception as error:  # whatever a request holds, it alone is refused
             raise BadRowsError(f"{type(error).__name__}: {error}") from error
-        fresh, n_duplicates = self._filter.drop(joined)
+        fresh, n_repeated, n_duplicates = self._filter.drop(joined)
         mono_ns = self._clock.mono_ns()
 
         def keep(incoming: Incoming) -> None:
@@ -204,6 +210,7 @@ class Writer(threading.Thread):
 
         self._backend.commit(fresh, nodes, now, keep)
         self.counters.duplicates += n_duplicates
+        self.counters.repeated += n_repeated
         self.counters.commits += 1
 
     def _run_job(self, job: Callable[[Any], Any], future: Future[Any]) -> None:

@@ -40,6 +40,7 @@ class DatabaseWriterCounters:
     Attributes:
         written: Durable.
         duplicates: Dropped: stored already, with the same value.
+        repeated: Dropped: log records of which one with the same ``log.record.uid`` is stored already.
         conflicts: Of those written: there is another row of their series and time with another value.
         refused_rows: The database does not take them, and the sender's answer said so.
         commits: Groups that were stored.
@@ -51,6 +52,7 @@ class DatabaseWriterCounters:
 
     written: int = 0
     duplicates: int = 0
+    repeated: int = 0
     conflicts: int = 0
     refused_rows: int = 0
     commits: int = 0

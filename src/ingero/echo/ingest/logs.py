@@ -31,6 +31,7 @@ from ingero.units import NS_PER_S
 from ingero.wire.collectives import CollectiveRead
 from ingero.wire.log_records import LogSeverity
 from ingero.wire.names import COLLECTIVE_EVENT
+from ingero.wire.record_uids import RECORD_UID, read_record_uid
 
 _OP_NAMES: Final = pa.array([op.name.lower() for op in CollectiveOp])
 _AHEAD_NS: Final = 86_400 * NS_PER_S
@@ -100,8 +101,15 @@ def _add_record(rows: Rows, record: LogRow, where: _Where, now_ns: int) -> None:
         row_ns(record.time_unix_nano, now_ns),
         values,
         stable_hash((_severity(record) or "").encode()),
+        _hash_uid(series.cluster_id, record),
     )
     rows.n_rows += 1
+
+
+def _hash_uid(cluster_id: str, record: LogRow) -> int:
+    """Of the record's id, which is its cluster's own; 0 where it has none."""
+    uid = read_record_uid(record.attributes)
+    return stable_hash(cluster_id.encode(), RECORD_UID.encode(), uid.encode()) if uid else 0
 
 
 def _add_runs(

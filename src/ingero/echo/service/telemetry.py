@@ -77,8 +77,9 @@ INGEST_REQUESTS: Final = counter(
 )
 ROWS: Final = counter(
     "ingero_echo_rows_total",
-    "Rows by outcome: written, duplicates, conflicts (written beside another value of their series and time), "
-    "refused_rows, refused_full, refused_disk, aged_out, sized_out.",
+    "Rows by outcome: written, duplicates, repeated (log records with a log.record.uid that is stored already), "
+    "conflicts (written beside another value of their series and time), refused_rows, refused_full, refused_disk, "
+    "aged_out, sized_out.",
     "outcome",
 )
 COMMITS: Final = counter(
@@ -189,7 +190,17 @@ def watch_service(
     """Show what happened to rows and to OTLP requests, and who waits."""
     written = store.counters
     rows, commits = meter.counter(ROWS), meter.counter(COMMITS)
-    for name in (*("written", "duplicates", "conflicts", "refused_rows", "aged_out", "sized_out"),):
+    for name in (
+        *(
+            "written",
+            "duplicates",
+            "repeated",
+            "conflicts",
+            "refused_rows",
+            "aged_out",
+            "sized_out",
+        ),
+    ):
         rows.watch(_read(written, name), outcome=name)
     for name in ("refused_full", "refused_disk"):
         rows.watch(_read(store, name), outcome=name)

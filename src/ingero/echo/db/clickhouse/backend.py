@@ -77,7 +77,8 @@ class ClickHouseBackend(DatabaseBackend):
     ) -> None:
         """One insert per table; each is kept whole or found out about when the backend is opened again."""
         for incoming in group:
-            keyed = incoming.batch.append_column(ROW_KEY, pa.array(incoming.keys))
+            known_by = np.where(incoming.uids != 0, incoming.uids, incoming.keys)
+            keyed = incoming.batch.append_column(ROW_KEY, pa.array(known_by))
             self._insert(incoming.table.name, keyed)
             kept(incoming)
         if nodes:
