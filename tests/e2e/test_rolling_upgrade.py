@@ -28,10 +28,17 @@ from tests.fleet.test_process import Upstream, _free_port, _push
 from tests.support.collector import open_collector
 
 from ingero.errors import UnsupportedError
+from ingero.fleet.jetstream.messages import (
+    ClusterLedger,
+    decode_ledger,
+    encode_document,
+    write_report,
+)
 from ingero.otlp.names import Signal
 from ingero.sim.local_nats import LocalNats, find_nats_server
 from ingero.testing.fleet import build_fleet_config, run_fleet
 from ingero.testing.waiting import wait_until
+from ingero.wire.verdicts import VerdictRecord, build_verdict_records
 
 RELEASE = "ad59d31b8780dedf85b25ded9098fc4591c2c9ae"
 """0.1.0."""
@@ -147,6 +154,28 @@ def test_a_killed_judge_is_replaced_by_one_of_the_other_release_and_no_report_co
         push(heir, event("n3", 0, cluster="two"))
         wait_until(lambda: len(list_episodes(collector)) > 1)
         assert list_episodes(collector) == [(incident, "open"), (incident, "resolved")]
+
+
+READ_LEDGER = """
+import sys
+from ingero.fleet.jetstream.messages import decode_ledger, encode_document
+ledger = decode_ledger(sys.stdin.buffer.read())
+assert ledger.restore() == {"rank 4": "drag"}, ledger
+sys.stdout.buffer.write(encode_document(ledger))
+"""
+
+
+def test_an_older_fleet_goes_on_from_what_was_said_before_records_that_it_does_not_know(old):
+    export = build_verdict_records("c", [VerdictRecord(kind="culprit", rank=3)], 7)
+    written = write_report("nccl", ["rank 3"], export)
+    said = {"rank 3": "culprit", "rank 4": "drag"}
+    ledger = ClusterLedger(said, {"rank 3": None}, 5, written=[written])
+    command = [sys.executable, "-c", READ_LEDGER]
+    environ = environ_of(old(STREAMS))
+    stored = encode_document(ledger)
+    again = subprocess.run(command, input=stored, env=environ, stdout=subprocess.PIPE, check=True)
+    back = decode_ledger(again.stdout)
+    assert (back.restore(), back.written) == ({"rank 4": "drag"}, [])
 
 
 @pytest.mark.parametrize("is_first_old", [True, False])

@@ -2,14 +2,24 @@
 
 import asyncio
 import logging
+from hashlib import sha256
 
 import msgspec
+import pytest
 
 from ingero.fleet.jetstream.connection import OvertakenError, StoredDocument
 from ingero.fleet.jetstream.ledger import LedgerOfCluster
-from ingero.fleet.jetstream.messages import decode_ledger
+from ingero.fleet.jetstream.messages import (
+    MAX_WRITTEN_BYTES,
+    decode_ledger,
+    encode_document,
+    write_report,
+)
+from ingero.otlp.codec import iter_log_rows
 from ingero.telemetry.clock import SystemClock
 from ingero.telemetry.limited import RateLimitedLog
+from ingero.wire.record_uids import RECORD_UID
+from ingero.wire.verdicts import VerdictRecord, build_verdict_records
 
 
 class OneDocument:
@@ -43,8 +53,9 @@ class OneDocument:
         return revision
 
 
-async def open_ledger(bucket, is_leased=lambda: True):
-    ledger = LedgerOfCluster(bucket, "east", is_leased)
+async def open_ledger(bucket, is_leased=lambda: True, senders=()):
+    by_name = {sender.name: sender for sender in senders}
+    ledger = LedgerOfCluster(bucket, "east", is_leased, by_name)
     return ledger, await ledger.open()
 
 
@@ -272,6 +283,139 @@ def test_what_a_release_that_does_not_know_them_carried_along_is_no_report_of_it
     asyncio.run(check())
 
 
+class Sender:
+    """Takes every report, and keeps what it says."""
+
+    def __init__(self, name="nccl"):
+        self.name, self.taken = name, []
+
+    def try_send(self, export):
+        self.taken.append(export)
+        return True
+
+    @property
+    def records(self):
+        return [
+            (row.attributes["ingero.verdict.kind"], row.time_unix_nano, row.attributes[RECORD_UID])
+            for export in self.taken
+            for row in iter_log_rows(export)
+        ]
+
+
+def build_verdict(kind, wall_ns, **more):
+    return build_verdict_records("east", [VerdictRecord(kind=kind, rank=3, **more)], wall_ns)
+
+
+def note(ledger, sender, state, export, about="rank 3"):
+    """What the judge of a stream does with a report."""
+    reported = {about: state}
+    written = write_report(sender.name, reported, export)
+    ledger.report(reported, lambda: sender.try_send(export), written)
+    return written
+
+
+async def kill_after_sending(n_writes, state, export):
+    """What a judge has sent and written that ended before a write of its ledger."""
+    bucket, old = OneDocument(), Sender()
+    ledger, _ = await open_ledger(bucket)
+    note(ledger, old, "culprit", build_verdict("culprit", 100))
+    await ledger.settle()
+    note(ledger, old, state, export)
+    await ledger.settle()
+    bucket.written = bucket.written[:n_writes]
+    bucket.revision = n_writes
+    return bucket, old
+
+
+def test_what_a_killed_judge_sent_and_did_not_confirm_is_sent_again_as_it_was_and_ends():
+    """The onset may have left: its end has to follow, although the next judge finds nobody at fault."""
+
+    async def check():
+        bucket, old = await kill_after_sending(2, None, build_verdict("ordinary", 200))
+        heir = Sender()
+        ledger, said = await open_ledger(bucket, senders=[heir])
+        assert said == {"rank 3": "culprit"}, "it may have left, so it can end"
+        note(ledger, heir, "culprit", build_verdict("culprit", 150))
+        note(ledger, heir, None, build_verdict("ordinary", 300))
+        await ledger.settle()
+        assert heir.records[0] == old.records[0], "with its time and its id"
+        assert [kind for kind, _, _ in heir.records] == ["culprit", "ordinary"]
+        assert (await open_ledger(bucket, senders=[Sender()]))[1] == {}
+
+    asyncio.run(check())
+
+
+def test_an_end_that_was_not_confirmed_is_sent_again_before_what_begins_anew():
+    async def check():
+        bucket, old = await kill_after_sending(4, None, build_verdict("ordinary", 200))
+        heir = Sender()
+        ledger, said = await open_ledger(bucket, senders=[heir])
+        assert said == {}
+        note(ledger, heir, "culprit", build_verdict("culprit", 300))
+        await ledger.settle()
+        assert [one[:2] for one in heir.records] == [("ordinary", 200), ("culprit", 300)]
+        assert heir.records[0] == old.records[1]
+        assert decode_ledger(bucket.written[-1]).restore() == {"rank 3": "culprit"}
+
+    asyncio.run(check())
+
+
+def test_a_report_waits_in_the_ledger_over_judges_that_do_not_come_to_send_it():
+    async def check():
+        bucket, old = await kill_after_sending(2, None, build_verdict("ordinary", 200))
+        for _ in range(2):
+            await open_ledger(bucket, senders=[Sender()])
+        heir = Sender()
+        ledger, said = await open_ledger(bucket, senders=[heir])
+        await ledger.settle()
+        assert (said, heir.records) == ({"rank 3": "culprit"}, old.records[:1])
+        assert decode_ledger(bucket.written[-1]).written == []
+
+    asyncio.run(check())
+
+
+@pytest.mark.parametrize("senders", [[], [Sender("ingero")]])
+def test_without_who_sends_it_the_next_judge_goes_on_from_what_was_said_before(senders):
+    async def check():
+        bucket, _ = await kill_after_sending(2, None, build_verdict("ordinary", 200))
+        assert (await open_ledger(bucket, senders=senders))[1] == {}
+        assert not senders or senders[0].taken == []
+
+    asyncio.run(check())
+
+
+def test_a_report_that_cannot_be_read_is_not_sent_again():
+    async def check():
+        bucket, _ = await kill_after_sending(2, None, build_verdict("ordinary", 200))
+        document = decode_ledger(bucket.written[-1])
+        for content in (b"", b"no zstd", document.written[0].content[:-3]):
+            document.written[0].content = content
+            bucket.written[-1] = encode_document(document)
+            heir = Sender()
+            copy = OneDocument()
+            copy.written, copy.revision = list(bucket.written), bucket.revision
+            ledger, said = await open_ledger(copy, senders=[heir])
+            await ledger.settle()
+            assert (said, heir.taken) == ({}, [])
+
+    asyncio.run(check())
+
+
+def test_a_report_too_large_for_the_ledger_is_sent_and_left_to_the_next_judge():
+    async def check():
+        bucket, sender = OneDocument(), Sender()
+        ledger, _ = await open_ledger(bucket)
+        victims = tuple(sha256(str(at).encode()).hexdigest() for at in range(20_000))
+        export = build_verdict("culprit", 100, victims=victims)
+        assert note(ledger, sender, "culprit", export) is None
+        await ledger.settle()
+        assert sender.taken == [export]
+        bucket.written, bucket.revision = bucket.written[:2], 2
+        assert (await open_ledger(bucket, senders=[Sender()]))[1] == {}
+
+    asyncio.run(check())
+
+
 MAX_PAYLOAD = 1 << 20
 """What a NATS server takes, unless it is configured otherwise."""
 
@@ -299,6 +443,23 @@ def test_every_end_is_sent_once_although_more_is_open_than_the_document_holds():
         assert sent[20_001:] == [(rank, None) for rank in (0, *ranks)]
         assert max(map(len, bucket.written)) < MAX_PAYLOAD
         assert decode_ledger(bucket.written[-1]).restore() == {}
+
+    asyncio.run(check())
+
+
+def test_a_ledger_that_is_full_has_room_for_reports_that_are_as_large_as_they_may_be():
+    async def check():
+        bucket, sender = OneDocument(), Sender()
+        ledger, _ = await open_ledger(bucket)
+        await report_each(ledger, range(10_000), "victim", [])
+        for rank in range(10_000, 10_005):
+            texts = tuple(sha256(f"{rank} {at}".encode()).hexdigest() for at in range(5_000))
+            export = build_verdict("victim", rank, victims=texts)
+            written = note(ledger, sender, "victim", export, name(rank))
+            assert len(written.content) > MAX_WRITTEN_BYTES / 2
+        await ledger.settle()
+        assert [at for _, at, _ in sender.records] == list(range(10_000, 10_005))
+        assert max(map(len, bucket.written)) < MAX_PAYLOAD
 
     asyncio.run(check())
 

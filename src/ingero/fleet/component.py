@@ -24,6 +24,7 @@ from typing import Any, Final, NamedTuple, Protocol, TypeVar, runtime_checkable
 from typing_extensions import override
 
 from ingero.config import Endpoint
+from ingero.otlp.codec import Export
 from ingero.telemetry.clock import Clock
 from ingero.telemetry.metrics import MeterRegistry
 
@@ -256,18 +257,36 @@ class Learner(Protocol):
         ...
 
 
+class ReportSender(Protocol):
+    """Capability of a component whose reports go through a `ReportLedger`."""
+
+    @property
+    def name(self) -> str:
+        """The component's id, the same in every Fleet."""
+        ...
+
+    def try_send(self, export: Export | None) -> bool:
+        """Send log records; False where they are not taken now and are to be sent again. On the event loop."""
+        ...
+
+
 class ReportLedger(Protocol):
     """Capability where Fleets judge by turns: what was reported is written down where the next judge reads it."""
 
     def report(
-        self, cluster_id: str, reported: Mapping[str, str | None], send: Callable[[], bool]
+        self,
+        cluster_id: str,
+        reported: Mapping[str, str | None],
+        sender: ReportSender,
+        export: Export | None,
     ) -> None:
         """Write down what a report says, then send it; not at all when another Fleet judges the cluster. Any thread.
 
         Args:
             cluster_id: The cluster.
             reported: By what it is about; None where there is nothing to remember any more.
-            send: Sends it; False where it is not taken now and is to be sent again. Runs on the event loop.
+            sender: Sends it, and in another Fleet the sender of the same name.
+            export: The report; None where there is nothing to send.
         """
         ...
 

@@ -28,8 +28,8 @@ class Ledger:
     def __init__(self):
         self.sends = []
 
-    def report(self, cluster_id, said, send):
-        self.sends.append(send)
+    def report(self, cluster_id, said, sender, export):
+        self.sends.append(lambda: sender.try_send(export))
 
 
 def make_report():
@@ -52,7 +52,7 @@ def begin(pipeline, lost, ledger=None):
     if ledger is not None:
         host.offer(ReportLedger, ledger)
     downstream = Downstream(host.clock, lost.append)
-    downstream.begin(host)
+    downstream.begin(host, "nccl")
     downstream.join(Signal.LOGS, pipeline)
     return downstream
 
@@ -60,7 +60,7 @@ def begin(pipeline, lost, ledger=None):
 def test_with_a_ledger_a_report_is_sent_until_it_is_taken_and_never_lost(pipeline, lost):
     ledger = Ledger()
     downstream = begin(pipeline, lost, ledger)
-    downstream.report("c", {"rank 3": "culprit"}, Signal.LOGS, make_report())
+    downstream.report("c", {"rank 3": "culprit"}, make_report())
     (send,) = ledger.sends
     pipeline.error = RetryableError("the disk of the queue is full")
     assert [send(), send(), lost] == [False, False, []]
@@ -72,7 +72,7 @@ def test_with_a_ledger_a_report_is_sent_until_it_is_taken_and_never_lost(pipelin
 def test_what_is_refused_permanently_is_lost_and_counted_once(pipeline, lost):
     ledger = Ledger()
     downstream = begin(pipeline, lost, ledger)
-    downstream.report("c", {"rank 3": "culprit"}, Signal.LOGS, make_report())
+    downstream.report("c", {"rank 3": "culprit"}, make_report())
     pipeline.error = PermanentError("never")
     assert ledger.sends[0](), "it is not to be sent again"
     assert lost == [1]
@@ -82,5 +82,5 @@ def test_what_is_refused_permanently_is_lost_and_counted_once(pipeline, lost):
 def test_without_a_ledger_what_is_not_taken_is_lost_and_counted(pipeline, lost, error):
     downstream = begin(pipeline, lost)
     pipeline.error = error
-    downstream.report("c", {}, Signal.LOGS, make_report())
+    downstream.report("c", {}, make_report())
     assert lost == [1]

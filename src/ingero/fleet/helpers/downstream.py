@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from ingero.errors import DeliveryError, RetryableError
-from ingero.fleet.component import Host, PushContext, ReportLedger
+from ingero.fleet.component import Host, PushContext, ReportLedger, ReportSender
 from ingero.fleet.consumer import Batch, Consumer
 from ingero.otlp.codec import Export
 from ingero.otlp.names import Signal
@@ -13,14 +13,18 @@ from ingero.telemetry.clock import Clock
 
 
 class Downstream:
-    """The consumers that follow a processor, one a signal.
+    """The consumers that follow a processor, one a signal; a `ReportSender`.
 
     Args:
         clock: Dates what is sent.
         count_lost: Called with 1 for each report that a consumer refuses.
+
+    Attributes:
+        name: The processor's id; known when a service begins.
     """
 
     def __init__(self, clock: Clock, count_lost: Callable[[float], None]) -> None:
+        self.name = ""
         self._clock = clock
         self._count_lost = count_lost
         self._following: dict[Signal, Consumer] = {}
@@ -34,11 +38,13 @@ class Downstream:
         """Whether what is reported is written down; then reports about one thing each are best."""
         return self._ledger is not None
 
-    def begin(self, host: Host) -> None:
+    def begin(self, host: Host, name: str) -> None:
         """Forget the pipelines, and ask where reports are written down: a service begins, or a reload brings others."""
+        self.name = name
         self._following.clear()
         ledgers = host.find(ReportLedger)
         self._ledger = ledgers[0] if ledgers else None
+        host.offer(ReportSender, self)
 
     def join(self, signal: Signal, following: Consumer) -> None:
         """Add a pipeline; only the first of each signal counts."""
@@ -53,10 +59,10 @@ class Downstream:
             return False
         return True
 
-    def _send_or_wait(self, signal: Signal, export: Export | None) -> bool:
-        """The same for one who tries again: False where it may be taken later, and so is not lost."""
+    def try_send(self, export: Export | None) -> bool:
+        """See `ReportSender`; what may be taken later is not lost."""
         try:
-            self._pass_on(signal, export)
+            self._pass_on(Signal.LOGS, export)
         except RetryableError:
             return False
         except DeliveryError:
@@ -72,18 +78,16 @@ class Downstream:
         self,
         cluster_id: str,
         reported: Mapping[str, str | None],
-        signal: Signal,
         export: Export | None,
     ) -> None:
-        """Send what must leave once, whichever Fleet judges the cluster.
+        """Send log records that must leave once, whichever Fleet judges the cluster.
 
         Args:
             cluster_id: The cluster.
             reported: What it says, by what it is about; None where there is nothing to remember any more.
-            signal: Of the export.
             export: The report; None where there is nothing to send.
         """
         if self._ledger is None:
-            self.send(signal, export)
+            self.send(Signal.LOGS, export)
         elif reported:
-            self._ledger.report(cluster_id, reported, lambda: self._send_or_wait(signal, export))
+            self._ledger.report(cluster_id, reported, self, export)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from ingero.errors import BadDataError, IngeroError, RetryableError
-from ingero.fleet.component import Learner
+from ingero.fleet.component import Learner, ReportSender
 from ingero.fleet.jetstream.clock import StreamClock
 from ingero.fleet.jetstream.connection import NatsConnection, StoredMessage
 from ingero.fleet.jetstream.ledger import LEDGER_KEY, LedgerOfCluster
@@ -59,6 +59,7 @@ class JudgingContext:
         meter: Where is counted.
         endpoints: Receivers' protocols.
         learners: Components that judge.
+        senders: Of reports, by their names.
     """
 
     name: str
@@ -68,6 +69,7 @@ class JudgingContext:
     meter: MeterRegistry
     endpoints: Sequence[StreamEndpoint]
     learners: Sequence[Learner]
+    senders: Mapping[str, ReportSender]
 
 
 class StreamCluster:
@@ -96,7 +98,7 @@ class StreamCluster:
     ) -> None:
         self.token = token
         self.lease = lease
-        self.ledger = LedgerOfCluster(context.connection, token, self._is_leased)
+        self.ledger = LedgerOfCluster(context.connection, token, self._is_leased, context.senders)
         self.cluster_id: str | None = None
         self.is_learned = False
         self._context = context

@@ -10,17 +10,24 @@ import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Final
 
 from ingero.errors import BadDataError, RetryableError
-from ingero.fleet.component import Learner
+from ingero.fleet.component import Learner, ReportSender
 from ingero.fleet.jetstream.clock import StreamClock
 from ingero.fleet.jetstream.cluster import JudgingContext, Lease, StreamCluster
 from ingero.fleet.jetstream.connection import NatsConnection, OvertakenError
 from ingero.fleet.jetstream.ledger import LEDGER_KEY
-from ingero.fleet.jetstream.messages import build_token, decode_ledger
+from ingero.fleet.jetstream.messages import (
+    WrittenReport,
+    build_token,
+    decode_ledger,
+    write_report,
+)
 from ingero.fleet.jetstream.publishing import StreamEndpoint
 from ingero.fleet.jetstream.telemetry import CLUSTERS, FOLLOWED, LEASES_LOST, TAKEOVERS
+from ingero.otlp.codec import Export
 from ingero.telemetry.metrics import MeterRegistry
 from ingero.units import NS_PER_S
 
@@ -53,18 +60,29 @@ class StreamJudge:
         self._connection = connection
         self._loop = asyncio.get_running_loop()
         self._is_standby = is_standby
-        self._context = JudgingContext(name, connection, lease_ns, clock, meter, (), ())
+        self._context = JudgingContext(name, connection, lease_ns, clock, meter, (), (), {})
         self._clusters: dict[str, StreamCluster] = {}
         self._running: asyncio.Task[None] | None = None
 
-    def start(self, endpoints: Sequence[StreamEndpoint], learners: Sequence[Learner]) -> None:
+    def start(
+        self,
+        endpoints: Sequence[StreamEndpoint],
+        learners: Sequence[Learner],
+        senders: Sequence[ReportSender],
+    ) -> None:
         """Begin to look for clusters.
 
         Args:
             endpoints: Receivers' protocols, in the order in which every Fleet of the site has them.
             learners: Components that judge.
+            senders: Components that report.
         """
-        self._context = replace(self._context, endpoints=endpoints, learners=learners)
+        self._context = replace(
+            self._context,
+            endpoints=endpoints,
+            learners=learners,
+            senders={sender.name: sender for sender in senders},
+        )
         self._context.meter.counter(TAKEOVERS).bound()
         self._context.meter.counter(LEASES_LOST).bound()
         self._running = self._loop.create_task(self._run())
@@ -87,16 +105,22 @@ class StreamJudge:
         self._clusters.clear()
 
     def report(
-        self, cluster_id: str, reported: Mapping[str, str | None], send: Callable[[], bool]
-    ) -> None:
+        self, cluster_id: str, reported: Mapping[str, str | None], sender: ReportSender, export: Export | None
+    ) -> None:  # fmt: skip
         """See `ReportLedger`."""
-        self._loop.call_soon_threadsafe(self._report, cluster_id, reported, send)
+        written = None if export is None else write_report(sender.name, reported, export)
+        send = partial(sender.try_send, export)
+        self._loop.call_soon_threadsafe(self._report, cluster_id, reported, send, written)
 
     def _report(
-        self, cluster_id: str, reported: Mapping[str, str | None], send: Callable[[], bool]
+        self,
+        cluster_id: str,
+        reported: Mapping[str, str | None],
+        send: Callable[[], bool],
+        written: WrittenReport | None,
     ) -> None:
         if self.judges(cluster_id):
-            self._clusters[build_token(cluster_id)].ledger.report(reported, send)
+            self._clusters[build_token(cluster_id)].ledger.report(reported, send, written)
 
     async def _run(self) -> None:
         """Keep the leases there are, and take those that nobody has."""

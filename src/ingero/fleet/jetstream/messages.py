@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Iterable
 from typing import Final, TypeVar
 
 import msgspec
@@ -14,6 +15,8 @@ import zstandard
 
 from ingero.errors import BadDataError
 from ingero.fleet.workers.messages import RelayedPush, Threshold
+from ingero.otlp.codec import Export, decode_protobuf, encode_protobuf
+from ingero.otlp.names import Signal
 
 VERSION: Final = 1
 _UNWRITTEN: Final = 1
@@ -25,6 +28,8 @@ and drops the number of the vocabulary: what it reported itself is not in them."
 _PACK_BYTES: Final = 16 << 10
 """Longer messages are compressed: a server refuses those above its ``max_payload``, of which the default is 1 MiB."""
 _MAX_BYTES: Final = 256 << 20
+MAX_WRITTEN_BYTES: Final = 192 << 10
+"""Of one report in a ledger, packed: a few thousand records."""
 _PLAIN: Final = b"\x01"
 _ZSTD: Final = b"\x02"
 _UNREADABLE: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
@@ -65,6 +70,20 @@ class ClusterAnswers(msgspec.Struct, omit_defaults=True):
     version: int = _UNWRITTEN
 
 
+class WrittenReport(msgspec.Struct, array_like=True):
+    """A report as it is to leave, whichever Fleet sends it.
+
+    Attributes:
+        sender: Name of the `ingero.fleet.component.ReportSender`.
+        about: What its states are about.
+        content: Its log records, packed by `write_report`.
+    """
+
+    sender: str
+    about: tuple[str, ...]
+    content: bytes
+
+
 class ClusterLedger(msgspec.Struct, omit_defaults=True, rename={"reported": "said"}):
     """What was reported of a cluster.
 
@@ -74,6 +93,7 @@ class ClusterLedger(msgspec.Struct, omit_defaults=True, rename={"reported": "sai
         passed_seq: Pushes up to this one in the stream were passed on down the pipelines.
         version: Of this format.
         vocabulary: Which entries the release that wrote it keeps up to date.
+        written: Reports that may not have left yet, for another Fleet to send as they are; in their order.
     """
 
     reported: dict[str, str] = {}
@@ -81,6 +101,7 @@ class ClusterLedger(msgspec.Struct, omit_defaults=True, rename={"reported": "sai
     passed_seq: int = 0
     version: int = _UNWRITTEN
     vocabulary: int = 0
+    written: list[WrittenReport] = []
 
     def restore(self) -> dict[str, str]:
         """What was certainly reported, without entries that its writer only carried along from a later release."""
@@ -129,15 +150,35 @@ def decode_push(stored: bytes) -> LoggedPush:
     kind, content = stored[:1], stored[1:]
     try:
         if kind == _ZSTD:
-            # Its head says how long it will be, and so much memory is taken at once.
-            if not 0 <= zstandard.frame_content_size(content) <= _MAX_BYTES:
-                raise BadDataError("a push that says no size, or too large a one")
-            content = zstandard.ZstdDecompressor().decompress(content)
+            content = _unpack(content)
         elif kind != _PLAIN:
             raise BadDataError(f"a push of another format: {kind.hex() or 'empty'}")
         return _read_push.decode(content)
     except (zstandard.ZstdError, *_UNREADABLE) as error:
         raise BadDataError(f"not a push: {error}") from error
+
+
+def _unpack(content: bytes) -> bytes:
+    # Its head says how long it will be, and so much memory is taken at once.
+    if not 0 <= zstandard.frame_content_size(content) <= _MAX_BYTES:
+        raise BadDataError("a message that says no size, or too large a one")
+    return zstandard.ZstdDecompressor().decompress(content)
+
+
+def write_report(sender: str, about: Iterable[str], export: Export) -> WrittenReport | None:
+    """A report as it lies in a ledger; None for one that is too large for it."""
+    content = zstandard.ZstdCompressor(level=1).compress(encode_protobuf(export))
+    if len(content) > MAX_WRITTEN_BYTES:
+        return None
+    return WrittenReport(sender, tuple(about), content)
+
+
+def read_report(written: WrittenReport) -> Export:
+    """The log records of a report. Raises BadDataError when they cannot be read."""
+    try:
+        return decode_protobuf(_unpack(written.content), Signal.LOGS)
+    except zstandard.ZstdError as error:
+        raise BadDataError(f"not a report: {error}") from error
 
 
 def encode_document(document: ClusterAnswers | ClusterLedger) -> bytes:

@@ -6,7 +6,7 @@ import os
 import secrets
 import socket
 
-from ingero.fleet.component import Host, Learner, ReportLedger, ThresholdSource
+from ingero.fleet.component import Host, Learner, ReportLedger, ReportSender, ThresholdSource
 from ingero.fleet.jetstream.clock import StreamClock
 from ingero.fleet.jetstream.config import NatsConfig
 from ingero.fleet.jetstream.connection import NatsConnection
@@ -50,7 +50,9 @@ class StreamSite:
         """Follow what judges write, and judge; every component has started."""
         self._relay.start()
         if self._config.judge:
-            self._judge.start(host.find(StreamEndpoint), host.find(Learner))
+            self._judge.start(
+                host.find(StreamEndpoint), host.find(Learner), host.find(ReportSender)
+            )
 
     async def stop(self) -> None:
         """Hand what is judged to another Fleet, and end the connection."""

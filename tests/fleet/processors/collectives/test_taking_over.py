@@ -170,8 +170,8 @@ class Said:
     def __init__(self):
         self.states, self.is_open = {}, True
 
-    def report(self, cluster_id, reported, send):
-        if self.is_open and send():
+    def report(self, cluster_id, reported, sender, export):
+        if self.is_open and sender.try_send(export):
             self.states |= reported
 
 
@@ -181,7 +181,7 @@ class StreamFleet(Judged):
     def __init__(self, said):
         super().__init__(cost_interval="10s")
         self.host.offer(ReportLedger, said)
-        self.pipe._state.downstream.begin(self.host)
+        self.pipe._state.downstream.begin(self.host, "nccl")
         for signal, out in self.out.items():
             self.pipe._state.downstream.join(signal, out)
         (self.learner,) = self.host.find(Learner)

@@ -64,7 +64,7 @@ class CollectivesProcessor:
         self._state, self._host = state, host
         if state.host is not host:
             state.host = host
-            state.downstream.begin(host)
+            state.downstream.begin(host, str(self._id))
             state.engine.config = self._config
             self._evaluation = Evaluation(state, host)
             self._thread = EvaluationThread(self._evaluation.run, host)

@@ -84,7 +84,7 @@ class PipelineReports:
         for some in [(one,) for one in changes] if downstream.has_ledger else [changes]:
             records = build_changes(replace(conclusion, changes=some), wall_ns)
             cluster_id = conclusion.judgement.cluster_id
-            downstream.report(cluster_id, describe_changes(some), Signal.LOGS, records)
+            downstream.report(cluster_id, describe_changes(some), records)
 
     def adopt(self, conclusions: Mapping[str, Conclusion]) -> None:
         """Take as reported what costs of clusters that were just taken over were by the cut that was reported last."""
@@ -95,7 +95,7 @@ class PipelineReports:
             )
             if mark_ns != reported_ns:  # else nobody charged what comes before the first report
                 states = describe_costs(mark_ns)
-                self._state.downstream.report(cluster_id, states, Signal.LOGS, None)
+                self._state.downstream.report(cluster_id, states, None)
             deltas = CostDeltas(mark_ns)
             if before is not None:
                 deltas.settle(before, deltas.find_deltas(before, self._find_hardware)[1])
@@ -118,7 +118,7 @@ class PipelineReports:
         wall_ns, downstream = self._clock.wall_ns(), self._state.downstream
         for one in changes.split() if downstream.has_ledger else (changes,):
             states = describe_hangs(one.began, one.ended)
-            downstream.report(one.cluster_id, states, Signal.LOGS, build_hangs(one, wall_ns))
+            downstream.report(one.cluster_id, states, build_hangs(one, wall_ns))
 
     def send_due_costs(self, conclusions: Mapping[str, Conclusion], now_ns: int) -> None:
         """Report costs once in each ``cost_interval``."""
@@ -147,7 +147,7 @@ class PipelineReports:
             if cut is not None and downstream.has_ledger:
                 deltas.mark_ns = cut.place_ns
                 states = describe_costs(cut.place_ns)
-                downstream.report(cluster_id, states, Signal.LOGS, records)
+                downstream.report(cluster_id, states, records)
                 is_sent = True
             else:
                 is_sent = downstream.send(Signal.LOGS, records)

@@ -93,7 +93,7 @@ class PeerThresholdProcessor:
         self._count_refused = host.meter.counter(telemetry.POINTS_REFUSED).bound()
         if state.host is not host:
             state.host = host
-            state.downstream.begin(host)
+            state.downstream.begin(host, str(self._id))
             registry.configure(self._config)
             host.offer(ThresholdSource, registry)
             host.offer(HardwareSource, registry)
@@ -206,7 +206,7 @@ class _Reporter:
             return
         for one in notifications:
             states = describe_notification(one)
-            self._downstream.report(one.cluster_id, states, Signal.LOGS, build_episodes([one]))
+            self._downstream.report(one.cluster_id, states, build_episodes([one]))
 
 
 FACTORY = ProcessorFactory(
