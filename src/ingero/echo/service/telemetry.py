@@ -191,16 +191,8 @@ def watch_service(
     written = store.counters
     rows, commits = meter.counter(ROWS), meter.counter(COMMITS)
     for name in (
-        *(
-            "written",
-            "duplicates",
-            "repeated",
-            "conflicts",
-            "refused_rows",
-            "aged_out",
-            "sized_out",
-        ),
-    ):
+        "written", "duplicates", "repeated", "conflicts", "refused_rows", "aged_out", "sized_out",
+    ):  # fmt: skip
         rows.watch(_read(written, name), outcome=name)
     for name in ("refused_full", "refused_disk"):
         rows.watch(_read(store, name), outcome=name)
