@@ -125,10 +125,10 @@ def _play_scenario(name: str) -> Callable[[Path | None, OutputForm], Played]:
 
 def _event_lines(recording: Recording) -> Iterator[dict[str, Any]]:
     """As ``ingero trace --json`` has them."""
-    from ingero.cli.commands.trace.output import build_event_line
+    from ingero.cli.commands.trace.output import build_event_line, iter_rows
 
-    for event in recording.events:
-        name = recording.process_names.get((int(event["node"]), int(event["pid"])))
+    for event in iter_rows(recording.events):
+        name = recording.process_names.get((event["node"], event["pid"]))
         yield build_event_line(event) | ({"process_name": name} if name else {})
 
 
