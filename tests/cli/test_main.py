@@ -188,9 +188,14 @@ def test_recording_is_read_without_what_checks_configuration_and_speaks_to_serve
     [
         ("ingero.fleet.builtin", {"nats", "httpx"}),
         ("ingero.echo.service.app", {"jwt", "cryptography", "httpx", "clickhouse_connect"}),
+        ("ingero.sim.cluster.run", {"pyarrow"}),
+        (
+            "ingero.cli.commands.trace.run",
+            {"httpx", "ssl", "asyncio", "pyarrow", "ingero.recording.causal", "ingero.agent.push"},
+        ),
     ],
 )
-def test_server_loads_no_library_of_what_it_is_not_asked_for(module, unneeded):
+def test_program_loads_nothing_of_what_it_is_not_asked_for(module, unneeded):
     code = f"import sys, {module}; print(*sys.modules)"
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True

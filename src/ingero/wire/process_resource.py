@@ -12,9 +12,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from enum import StrEnum
-from typing import Final, TypeAlias
+from typing import TYPE_CHECKING, Final, TypeAlias
 
-from ingero.otlp.codec import structs
+if TYPE_CHECKING:
+    from ingero.otlp.codec import structs
 
 ProcessResource: TypeAlias = tuple[tuple[str, str], ...]
 """Names and values of `ResourceKey`, sorted by name; what is not known is left out."""

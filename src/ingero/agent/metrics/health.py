@@ -6,12 +6,15 @@ Fleet exports what is pushed (`ingero.node.health_score` and others); this is fo
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING
 
-from ingero.agent.health.collective_counts import CollectiveCounts
-from ingero.agent.health.loop import HealthSample
-from ingero.agent.health.service import HealthAgent
 from ingero.agent.metrics.series import Kind, Series
 from ingero.wire.names import Attribute, DetectionMode
+
+if TYPE_CHECKING:
+    from ingero.agent.health.collective_counts import CollectiveCounts
+    from ingero.agent.health.loop import HealthSample
+    from ingero.agent.health.service import HealthAgent
 
 
 def iter_collective_series(collective_counts: CollectiveCounts) -> Iterator[Series]:

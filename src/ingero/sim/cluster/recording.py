@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from ingero.errors import ConfigError
-from ingero.job_traces.operations import write_operations
 from ingero.otlp.codec import decode_export
 from ingero.otlp.names import ContentType, Signal
 from ingero.sim.cluster.result import Progress, UpSettings, describe_faults
@@ -43,6 +42,9 @@ def open_recording(
     if settings.record is None:
         yield ()
         return
+    # Arrow is large, and most runs are not recorded.
+    from ingero.job_traces.operations import write_operations  # noqa: PLC0415
+
     part = settings.record.with_name(f"{settings.record.name}.{os.getpid()}.part")
     try:
         part.touch(exist_ok=False)  # what takes no file is known now, not when the run is over

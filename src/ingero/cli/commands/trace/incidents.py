@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import shlex
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
-import msgspec
-
-from ingero.agent.trace.incidents import IncidentSummary
 from ingero.cli.render import plural
 from ingero.model.incidents import Incident, Severity
 from ingero.model.untrusted import clean
-from ingero.recording.queries.explanation_answers import incident_answer
 from ingero.units import format_duration
+
+if TYPE_CHECKING:
+    from ingero.agent.trace.incidents import IncidentSummary
 
 STYLES: Final = {Severity.HIGH: "bold red", Severity.MEDIUM: "yellow", Severity.LOW: "cyan"}
 _TITLE: Final = 512
@@ -26,6 +25,10 @@ def build_incident_line(incident: Incident, start_ns: int) -> dict[str, Any]:
         incident: What was found.
         start_ns: First moment of what was searched, Unix time.
     """
+    import msgspec
+
+    from ingero.recording.queries.explanation_answers import incident_answer
+
     answer: dict[str, Any] = msgspec.to_builtins(incident_answer(incident, start_ns))
     return {"type": "incident", **answer}
 

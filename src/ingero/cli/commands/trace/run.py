@@ -9,8 +9,9 @@ import pwd
 import socket
 import sys
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import click
 
@@ -27,19 +28,12 @@ from ingero.agent.capture.probes.host import PROBES, find_software_events
 from ingero.agent.capture.probes.modes import choose_way
 from ingero.agent.capture.program import HeldProgram, ProgramSettings
 from ingero.agent.capture.session import DRAIN_MS, TraceSession, TraceSettings
-from ingero.agent.health.service import HealthAgent, OnSample
-from ingero.agent.inference.messages import OutlierMessages, open_outlier_socket
-from ingero.agent.inference.series import iter_inference_series
-from ingero.agent.inference.watch import InferenceWatch, StepOutlier
 from ingero.agent.metrics.gpus import GpuWatch
 from ingero.agent.metrics.hardware import iter_hardware_series
 from ingero.agent.metrics.health import HealthSeries
 from ingero.agent.metrics.nccl import NcclProcesses
 from ingero.agent.metrics.series import Series
-from ingero.agent.push.live import FindCollectiveCounts, LiveCallbacks, open_live
 from ingero.agent.trace.host_sampler import HostSampler
-from ingero.agent.trace.incidents import IncidentSummary, IncidentWatch
-from ingero.agent.trace.recent_recording import RecentRecording
 from ingero.agent.trace.recorder import Recorder, build_session, check_complete
 from ingero.agent.trace.selection import Selection
 from ingero.cli.commands.trace.config import TraceConfig
@@ -62,6 +56,14 @@ from ingero.recording.store.settings import WriterSettings
 from ingero.serving.ready import report_ready
 from ingero.sim.runner import get_program
 from ingero.telemetry.clock import SystemClock
+
+# What only some options need is imported where they ask for it: a trace starts in two thirds of the time.
+if TYPE_CHECKING:
+    from ingero.agent.health.service import HealthAgent, OnSample
+    from ingero.agent.inference.messages import OutlierMessages
+    from ingero.agent.inference.watch import InferenceWatch, StepOutlier
+    from ingero.agent.push.live import FindCollectiveCounts
+    from ingero.agent.trace.incidents import IncidentSummary, IncidentWatch
 
 _STDERR: Final = 2
 _PIPE_WIDTH: Final = 110
@@ -103,12 +105,11 @@ def run_trace(options: TraceConfig) -> int:
             )
         )
         stop = stack.enter_context(catch_stop())
-        observers, table = _build_observers(options, invoker, stack)
-        recorder = next((one for one in observers if isinstance(one, Recorder)), None)
-        watch = next((one for one in observers if isinstance(one, IncidentWatch)), None)
+        built = _build_observers(options, invoker, stack)
+        table, recorder, watch = built.table, built.recorder, built.watch
         notify = _print if table is None or not table.is_live else _print_nothing
         session = stack.enter_context(
-            TraceSession(settings, observers, program, events=events, notify=notify)
+            TraceSession(settings, built.observers, program, events=events, notify=notify)
         )
         if table is not None:
             table.session = session
@@ -199,9 +200,17 @@ def _hold(options: TraceConfig, invoker: Invoker) -> HeldProgram | None:
     )
 
 
-def _build_observers(
-    options: TraceConfig, invoker: Invoker, stack: contextlib.ExitStack
-) -> tuple[list[Observer], LiveTable | None]:
+@dataclass(frozen=True, slots=True)
+class _Built:
+    """What gets the results of a trace; ``observers`` has all, in their order."""
+
+    observers: list[Observer]
+    table: LiveTable | None
+    recorder: Recorder | None
+    watch: IncidentWatch | None
+
+
+def _build_observers(options: TraceConfig, invoker: Invoker, stack: contextlib.ExitStack) -> _Built:
     observers: list[Observer] = []
     table = None
     recorder = _open_recorder(options, invoker, stack)
@@ -218,8 +227,7 @@ def _build_observers(
     selection, watch = _open_watch(options, recorder, output, stack)
     observers += [one for one in (selection, watch) if one is not None]  # before the output
     gpus = _open_gpus(recorder.selection if recorder is not None else selection, stack)
-    messages = OutlierMessages(_node_of(options), options.fleet.fleet_cluster_id)
-    inference = _open_inference(options, gpus, (output, messages), stack)
+    inference, messages = _open_inference(options, gpus, output, stack)
     observers += [one for one in (inference, output) if one is not None]
     host = HostSampler(recorder, gpus, selection=selection)
     observers.append(host)
@@ -244,7 +252,7 @@ def _build_observers(
         stack.callback(nccl.close)
         observers += [nccl, metrics]
     _add_live(options, recorder, (observers, health, messages), stack)
-    return observers, table
+    return _Built(observers, table, recorder, watch)
 
 
 def _open_watch(
@@ -256,6 +264,9 @@ def _open_watch(
     """What searches for incidents, and what chooses rows for it where no recorder does."""
     if not options.incidents:
         return None, None
+    from ingero.agent.trace.incidents import IncidentWatch
+    from ingero.agent.trace.recent_recording import RecentRecording
+
     clock = SystemClock()
     session = recorder.session if recorder else build_session(_node_of(options), clock, "")
     recent = RecentRecording(session)
@@ -276,15 +287,18 @@ def _open_watch(
 def _open_inference(
     options: TraceConfig,
     gpus: GpuWatch | None,
-    outputs: tuple[JsonLines | LiveTable, OutlierMessages],
+    output: JsonLines | LiveTable,
     stack: contextlib.ExitStack,
-) -> InferenceWatch | None:
-    """What watches programs that serve, and reads the metrics of engines; None where that is not wanted."""
-    output, messages = outputs
+) -> tuple[InferenceWatch | None, OutlierMessages | None]:
+    """What watches programs that serve and reads the metrics of engines, and its messages; None where not wanted."""
     if not options.inference.inference:
         if options.inference != InferenceConfig():
             _print("warning: --inference-…: no effect without --inference")
-        return None
+        return None, None
+    from ingero.agent.inference.messages import OutlierMessages, open_outlier_socket
+    from ingero.agent.inference.watch import InferenceWatch
+
+    messages = OutlierMessages(_node_of(options), options.fleet.fleet_cluster_id)
     if options.remediate.remediate and not options.fleet.fleet_endpoint:
         messages.stream, warning = stack.enter_context(
             open_outlier_socket(options.remediate.remediate_socket, options.remediate.remediate_gid)
@@ -305,12 +319,14 @@ def _open_inference(
     output.inference = watch
     is_torn = isinstance(output, LiveTable) and output.is_live
     output.engines = options.inference.open_scraper(stack, _print_nothing if is_torn else _print)
-    return watch
+    return watch, messages
 
 
 def _iter_inference(output: JsonLines | LiveTable) -> Iterator[Series]:
     """Series of programs that serve and of engines, where they are watched."""
     if output.inference is not None:
+        from ingero.agent.inference.series import iter_inference_series
+
         yield from iter_inference_series(output.inference, output.engines)
     if output.engines is not None:
         yield from output.engines.iter_series()
@@ -401,7 +417,7 @@ def _open_gpus(selection: Selection | None, stack: contextlib.ExitStack) -> GpuW
 def _add_live(
     options: TraceConfig,
     recorder: Recorder | None,
-    watching: tuple[list[Observer], HealthSeries, OutlierMessages],
+    watching: tuple[list[Observer], HealthSeries, OutlierMessages | None],
     stack: contextlib.ExitStack,
 ) -> None:
     """Take annotations and push to a Fleet, where that is wanted."""
@@ -409,12 +425,15 @@ def _add_live(
     clock = SystemClock()
 
     def follow(agent: HealthAgent, find_counts: FindCollectiveCounts) -> OnSample:
-        messages.stream = agent.stream
+        if messages is not None:
+            messages.stream = agent.stream
         return print_notes(agent, find_counts, series)
 
     workload = stack.enter_context(options.annotate.open(clock, recorder))
     health = options.build_push()
     if health is not None:
+        from ingero.agent.push.live import LiveCallbacks, open_live
+
         callbacks = LiveCallbacks(
             follow,
             workload.latest.current if workload else None,
