@@ -6,6 +6,7 @@ The format is ``newc`` (Documentation/driver-api/early-userspace/buffer-format.r
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import marshal
 import stat
@@ -27,6 +28,7 @@ def merge_usr(name: str) -> str:
     return f"usr/{top}/{rest}" if rest and top in _MERGED else name
 
 
+@functools.cache  # most modules are those of each machine
 def compile_module(contents: bytes, name: str) -> bytes | None:
     """Python's bytecode file of a module, which is never compared with its source (PEP 552); None when it is no Python.
 

@@ -24,9 +24,9 @@ _MEMORY: Final = "4G"
 _CPUS: Final = "2"
 _TAIL_LINES: Final = 40
 _ESCAPES: Final = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
-# Faults of processors are no matter here, and their mitigations are slow to emulate; `quiet` keeps the kernel's lines
-# out of those of the checks.
-_COMMAND_LINE: Final = "rdinit=/init panic=-1 mitigations=off quiet loglevel=3"
+# Faults of processors are no matter here, and their mitigations are slow to emulate, as is clearing each page a second
+# time; `quiet` keeps the kernel's lines out of those of the checks.
+_COMMAND_LINE: Final = "rdinit=/init panic=-1 mitigations=off init_on_alloc=0 quiet loglevel=3"
 _BOARDS: Final = {
     # Five levels of page tables, vectors of variable length: slow to emulate, and nothing here asks for them.
     "x86_64": ("-M", "pc", "-cpu", "max,la57=off"),

@@ -33,10 +33,10 @@ _SITE: Final = "usr/local/lib/python3.11/dist-packages"
 _TAG: Final = f"cpython-{GUEST_PYTHON.replace('.', '')}"
 _BYTECODE: Final = _TAG if sys.implementation.cache_tag == _TAG else ""
 _GUEST: Final = Path(__file__).parent / "guest"
-# Large, and nothing that a check runs reads it.
+# Large, and nothing that a check runs reads it: a guest copies all of its files before it starts.
 _UNWANTED: Final = re.compile(
     r"usr/share/(doc|man|locale|info|bash-completion|lintian|perl)/|usr/lib/python3[^/]*/(test|idlelib|tkinter)/"
-    r"|/tests?/|\.(h|hpp|pxd|pyx|pyi|a)$|/(libarrow_flight|libarrow_substrait|libarrow_dataset|libparquet)"
+    r"|/tests?/|/pyarrow|/gconv/|/pydoc_data/|/pygments/lexers/(?!_)|/zstandard/_cffi|\.(h|hpp|pxd|pyx|pyi|a)$"
 )
 
 
@@ -67,7 +67,8 @@ def build_image(machine: Machine, cache: Path, apt: Apt) -> Image:
     """
     own = apt.resolve(*_PACKAGES)
     base = _build_base(machine.arch, own, cache, apt)
-    more = [one for one in apt.resolve(*_PACKAGES, *machine.programs) if one not in own]
+    resolved = apt.resolve(*_PACKAGES, *machine.programs) if machine.programs else own
+    more = [one for one in resolved if one not in own]
     resolved = apt.resolve(machine.package, suite=machine.suite)
     packages = [one for one in resolved if _KERNEL_PACKAGE.match(one.name)]
     folder = cache / "boot" / machine.name

@@ -3,7 +3,9 @@
 import pytest
 from scripts.machines.catalog import MACHINES, choose_machines
 from scripts.machines.fetch import Apt, FetchError, Package, parse_uris, run_tool
-from scripts.machines.guest.checks import KINDS
+from scripts.machines.guest import rdma
+from scripts.machines.guest.checks import KINDS, RDMA
+from scripts.machines.guest.running import Ended
 
 
 def test_machines_are_chosen_by_names_and_patterns_in_the_catalogue_s_order():
@@ -14,6 +16,16 @@ def test_machines_are_chosen_by_names_and_patterns_in_the_catalogue_s_order():
 
 def test_what_is_to_be_checked_on_a_machine_is_known_to_its_guest():
     assert {machine.checks for machine in MACHINES} == KINDS.keys()
+
+
+def test_checks_over_rdma_are_known_before_their_module_is_imported():
+    assert set(RDMA) == rdma.CHECKS.keys()
+
+
+def test_lines_of_a_trace_are_read_once_for_all_its_checks():
+    ended = Ended(0, '{"type":"event","pid":7}\n{"type":"counts"}\n', "")
+    assert ended.of_type("event") == [{"type": "event", "pid": 7}]
+    assert ended.of_type("event")[0] is ended.lines[0]
 
 
 def test_a_pattern_that_matches_nothing_is_refused_with_the_names_there_are():

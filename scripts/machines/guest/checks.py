@@ -5,6 +5,7 @@ A line is ``@machine`` and a JSON object: first the names of all checks (``plan`
 
 from __future__ import annotations
 
+import importlib
 import json
 import platform
 import subprocess
@@ -15,7 +16,7 @@ from fnmatch import fnmatchcase
 from functools import partial
 from typing import Final
 
-from scripts.machines.guest import cluster, filters, looks, privileges, rdma, stacks, traced
+from scripts.machines.guest import filters, privileges, stacks, traced
 from scripts.machines.guest.probing import (
     check_prerequisites,
     check_refusal,
@@ -35,6 +36,23 @@ _FAULTS: Final = (
 )
 
 Check = Callable[[], str]
+
+
+def _import_later(module: str, function: str, *arguments: str) -> Check:
+    """A check whose module is imported when it is run: imports are slow in a guest, and seldom are all checks run."""
+
+    def check() -> str:
+        found: Callable[..., str] = getattr(
+            importlib.import_module(f"{__package__}.{module}"), function
+        )
+        return found(*arguments)
+
+    return check
+
+
+RDMA: Final = ("clean", "loss", "receiver", "others", "uncounted")
+
+
 SUPPORTED: Final[Mapping[str, Check]] = {
     "check": check_prerequisites,
     **{f"counts: {name}": partial(traced.check_counts, name) for name in traced.WORKLOAD_NAMES},
@@ -45,16 +63,16 @@ SUPPORTED: Final[Mapping[str, Check]] = {
     "stacks: Python": stacks.check_python,
     "stacks: without frame pointers": stacks.check_chain,
     **{f"filter: {name}": partial(filters.check_filter, name) for name in filters.FILTERS},
-    "look": looks.check_look,
-    "fleet-push": cluster.check_push,
-    "up": cluster.check_up,
+    "look": _import_later("looks", "check_look"),
+    "fleet-push": _import_later("cluster", "check_push"),
+    "up": _import_later("cluster", "check_up"),
     **{f"caps: {name}": partial(privileges.check_set, name) for name in privileges.SETS},
     **{f"setting: {name}": partial(privileges.check_setting, name) for name in privileges.SETTINGS},
 }
 KINDS: Final[Mapping[str, Mapping[str, Check]]] = {
     "supported": SUPPORTED,
     "refused": {"refused": check_refusal},
-    "rdma": {f"rdma: {name}": check for name, check in rdma.CHECKS.items()},
+    "rdma": {f"rdma: {name}": _import_later("rdma", "check_causes", name) for name in RDMA},
 }
 
 

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from typing import Final
 
@@ -257,8 +257,17 @@ def _check_uncounted() -> str:
     return _tell(found)
 
 
-def _repeat(check: Callable[[], str]) -> str:
-    """A check, again where the connection was given up.
+CHECKS: Final[Mapping[str, Callable[[], str]]] = {
+    "clean": _check_clean,
+    "loss": _check_loss,
+    "receiver": _check_receiver,
+    "others": _check_others,
+    "uncounted": _check_uncounted,
+}
+
+
+def check_causes(name: str) -> str:
+    """The check of that name, again where the connection was given up.
 
     Raises:
         CheckError: It fails, or each connection was given up.
@@ -266,16 +275,7 @@ def _repeat(check: Callable[[], str]) -> str:
     reason = ""
     for _ in range(_TRIES):
         try:
-            return check()
+            return CHECKS[name]()
         except _GaveUpError as error:
             reason = str(error)
     raise CheckError(shorten(reason))
-
-
-CHECKS: Final[Mapping[str, Callable[[], str]]] = {
-    "clean": partial(_repeat, _check_clean),
-    "loss": partial(_repeat, _check_loss),
-    "receiver": partial(_repeat, _check_receiver),
-    "others": partial(_repeat, _check_others),
-    "uncounted": partial(_repeat, _check_uncounted),
-}

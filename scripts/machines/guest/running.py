@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import subprocess
 import sys
@@ -30,7 +31,7 @@ class CheckError(Exception):
     """Something is not as it must be; the message says what."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Ended:
     """A program that ended.
 
@@ -44,9 +45,9 @@ class Ended:
     out: str
     err: str
 
-    @property
+    @functools.cached_property
     def lines(self) -> list[dict[str, Any]]:
-        """Its output, a JSON object a line."""
+        """Its output, a JSON object a line; read once, as there are many lines and many checks of one trace."""
         return [json.loads(line) for line in self.out.splitlines()]
 
     def of_type(self, kind: str) -> list[dict[str, Any]]:
