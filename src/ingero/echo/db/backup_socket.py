@@ -9,6 +9,7 @@ A frame is one JSON object; source of the mechanism: unix(7), ``SCM_RIGHTS`` and
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import os
@@ -33,6 +34,8 @@ _ASK_TIMEOUT_S: Final = 10.0
 _MAX_ANSWER_BYTES: Final = 4096
 _COPY_BYTES: Final = 8 << 20
 _CREDENTIALS: Final = struct.Struct("3i")  # pid, uid, gid
+_PAUSE_S: Final = 0.1
+"""Between two attempts to accept where the system has nothing left for a connection, which goes on waiting."""
 
 
 def backup_socket_path(path: str) -> Path:
@@ -51,6 +54,7 @@ class BackupServer:
         self._store = store
         self._listener: socket.socket | None = None
         self._thread: threading.Thread | None = None
+        self._closing = threading.Event()
 
     def open(self) -> None:
         """Listen. Where that cannot be, say so and go on: the database is served all the same."""
@@ -75,6 +79,7 @@ class BackupServer:
         """Finish the backup that runs, and stop listening."""
         if self._listener is None or self._thread is None:
             return
+        self._closing.set()
         with suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
         self._thread.join()
@@ -83,14 +88,31 @@ class BackupServer:
 
     def _serve(self) -> None:
         assert self._listener is not None
-        while True:
-            try:
-                link, _ = self._listener.accept()
-            except OSError:
-                return
+        while link := self._accept(self._listener):
             with link, suppress(OSError):
                 link.settimeout(_ASK_TIMEOUT_S)
                 link.sendall(json.dumps(self._answer(link)).encode())
+
+    def _accept(self, listener: socket.socket) -> socket.socket | None:
+        """The next connection; None once it is closed. Why none can be taken is said once until one can."""
+        is_said = False
+        while not self._closing.is_set():
+            try:
+                return listener.accept()[0]
+            except OSError as error:
+                if error.errno == errno.ECONNABORTED or self._closing.is_set():
+                    continue
+                if not is_said:
+                    _LOG.warning(
+                        "no backups while serving until this is over: %s: %s",
+                        backup_socket_path(self._store.path),
+                        "no file descriptor is free"
+                        if error.errno == errno.EMFILE
+                        else error.strerror or error,
+                    )
+                is_said = True
+                self._closing.wait(_PAUSE_S)
+        return None
 
     def _answer(self, link: socket.socket) -> dict[str, Any]:
         found = link.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
