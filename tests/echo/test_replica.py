@@ -58,7 +58,7 @@ def follow(echo):
     """What the writer's thread does each minute."""
     store = echo.service.store
     store.call(lambda backend: None)  # refused: there is no connection to give
-    store._writer._upkeep._next_ns = 0
+    store._writer.upkeep._next_ns = 0
     with pytest.raises(StoreError):
         store.call(lambda backend: None).result()
     with pytest.raises(StoreError):

@@ -160,7 +160,7 @@ def test_the_report_names_who_stored_what(open_quota):
     assert push(echo, points(30)).status_code == 200
     assert push(echo, points(30, start=20), ALL).status_code == 200
     assert push(echo, points(7, cluster="c2"), TWO).status_code == 200
-    keep = echo.service.store._writer._upkeep
+    keep = echo.service.store._writer.upkeep
     echo.service.store.call(
         lambda connection: keep.write_usage(echo.service.store._writer._now())
     ).result()

@@ -28,6 +28,7 @@ from ingero.echo.db.clickhouse.settings import ClickHouseSettings
 from ingero.echo.db.clickhouse.tables import VERSION
 from ingero.echo.db.errors import DeadlineError
 from ingero.echo.db.retention import Retention
+from ingero.echo.db.retention_clock import RetentionTime
 from ingero.echo.db.rows import Rows
 from ingero.echo.schema.tables import EVENTS, LOGS
 from ingero.echo.service.config import EchoConfig, parse_store
@@ -181,15 +182,58 @@ def test_whole_days_that_are_past_retention_go_and_nodes_that_fell_silent_with_t
     rows.nodes["c1", "lively"] = {"ts": now_of(clock), "state": "active"}
     store.write(rows)
     now = now_of(clock)
-    assert backend.trim(now, now, Retention(10 * DAY_NS, None)) == (0, 0)
-    assert backend.trim(now, now, Retention(None, None)) == (0, 0)
+    time = RetentionTime.at(now)
+    assert backend.trim(time, now, Retention(10 * DAY_NS, None)) == (0, 0)
+    assert backend.trim(time, now, Retention(None, None)) == (0, 0)
     kept = Retention(2 * DAY_NS, None, {"events": None, "nodes": None})
-    assert backend.trim(now, now, kept) == (0, 0)
-    assert backend.trim(now, now, Retention(2 * DAY_NS, None)) == (6, 0)
+    assert backend.trim(time, now, kept) == (0, 0)
+    assert backend.trim(time, now, Retention(2 * DAY_NS, None)) == (6, 0)
     assert count(store) == 2
     with store.open_reader(10 * NS_PER_S) as reader:
         kept = reader.rows("SELECT node_id, gpu_model, state FROM nodes")
     assert kept == [("lively", "H100", "active")]  # also what it told long ago
+    store.close()
+
+
+def test_a_clock_that_is_ahead_deletes_nothing_also_after_a_restart(database):
+    clock = ManualClock()
+    settings = ClickHouseSettings("here", 0, database=database, is_embedded=True)
+    kept = {"retention": Retention(5 * DAY_NS, None), "upkeep_ns": NS_PER_S}
+
+    def keep_up():
+        clock.advance(2 * NS_PER_S)
+        store.write(Rows())
+        wait_until(lambda: store.counters.commits >= 1)
+        store.close()
+
+    store = make_store(settings, clock, **kept)
+    store.open()
+    rows = rows_of(3, clock)
+    rows.nodes["c1", "n1"] = {"ts": now_of(clock)}
+    store.write(rows)
+    keep_up()
+    steps = (
+        (30_000, True),
+        (-30_000, False),
+        (6, True),
+    )  # no DateTime of ClickHouse holds the first
+    for days, is_ahead in steps:
+        clock.step_wall(days * DAY_NS)
+        for _ in range(2):
+            store = make_store(settings, clock, **kept)
+            store.open()
+            keep_up()
+            assert (store.clock_ahead_s > 0) is is_ahead
+    store = make_store(settings, clock, **kept)
+    store.open()
+    assert (count(store), count(store, "nodes")) == (3, 1)
+    store.close()
+    store = make_store(settings, clock, is_clock_trusted=True, **kept)
+    store.open()
+    keep_up()
+    store = make_store(settings, clock, **kept)
+    store.open()
+    assert (count(store), count(store, "nodes"), store.clock_ahead_s) == (0, 0, 0)
     store.close()
 
 

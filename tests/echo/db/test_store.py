@@ -15,6 +15,7 @@ from ingero.echo.db.retention import Retention
 from ingero.echo.db.rows import Rows
 from ingero.echo.db.store import Store, StoreSettings
 from ingero.echo.db.writer_settings import DatabaseWriterSettings
+from ingero.echo.schema.migrations import MIGRATIONS
 from ingero.echo.schema.tables import EVENTS, TABLES
 from ingero.errors import IngeroError, RetryableError, StoreError
 from ingero.telemetry.clock import SystemClock
@@ -69,8 +70,8 @@ def test_tables_in_arrow_and_in_sql_are_the_same():
 
 def test_migrating_twice_changes_nothing_and_a_newer_schema_is_refused():
     connection = open_engine(MEMORY, ENGINE)
-    assert migrate(connection, T0) == (0, 4)
-    assert migrate(connection, T0) == (4, 4)
+    assert migrate(connection, T0) == (0, MIGRATIONS[-1].number)
+    assert migrate(connection, T0) == (MIGRATIONS[-1].number,) * 2
     connection.execute("INSERT INTO schema_migrations VALUES (999, 'later', now())")
     with pytest.raises(StoreError, match="schema 999") as raised:
         migrate(connection, T0)

@@ -11,6 +11,7 @@ from tests.echo.db.test_store import ENGINE, T0, make_store, rows_of
 from ingero.echo.db.deduplication import mix
 from ingero.echo.db.engine import migrate, open_engine
 from ingero.echo.db.retention import Retention
+from ingero.echo.db.retention_clock import RetentionTime
 from ingero.echo.db.rows import Rows, build_incoming
 from ingero.echo.db.usage import SeriesSketch, UsageLedger, measure_rows
 from ingero.echo.schema.tables import EVENTS, HISTOGRAMS, LOGS
@@ -103,7 +104,8 @@ def test_the_rows_of_an_older_release_are_counted_by_day(tmp_path):
             [T0, T0 + dt.timedelta(days=day)],
         )
     connection.execute("DROP TABLE usage")
-    connection.execute("DELETE FROM schema_migrations WHERE number = 4")
+    connection.execute("DROP TABLE retention_clock")
+    connection.execute("DELETE FROM schema_migrations WHERE number >= 4")
     connection.close()
     store = make_store(tmp_path / "echo.db", ManualClock())
     store.open()
@@ -150,8 +152,9 @@ def test_entries_are_kept_as_long_as_the_longest_kept_rows_unless_said(given_age
         None,
         {name: age and age * 1000 for name, age in given_ages.by_table.items()},
     )
-    horizon = ages.find_horizons(T0).get("usage")
-    assert horizon == (None if kept is None else T0 - dt.timedelta(microseconds=kept))
+    horizon = ages.find_horizons(RetentionTime.at(T0)).get("usage")
+    before = None if horizon is None else horizon.before
+    assert before == (None if kept is None else T0 - dt.timedelta(microseconds=kept))
 
 
 @settings(deadline=None)

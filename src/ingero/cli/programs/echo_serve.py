@@ -53,6 +53,9 @@ _OPTIONS = (
         "--trust-proxy-headers", is_flag=True, default=None, help="Believe X-Forwarded-For."
     ),
     click.option("--retention", metavar="DURATION", help="Age at which rows go.  [720h]"),
+    click.option(
+        "--trust-clock", is_flag=True, default=None, help="Retention believes the clock at once."
+    ),
     click.option("--max-db-size", metavar="SIZE", help="Size at which the oldest rows go."),
     click.option("--memory-limit", metavar="SIZE", help="Memory of the database.  [1GiB]"),
     click.option(

@@ -14,6 +14,7 @@ from typing import Any
 from ingero.echo.db.deduplication import Keys
 from ingero.echo.db.reader import Reader
 from ingero.echo.db.retention import Retention
+from ingero.echo.db.retention_clock import ClockMark, RetentionTime
 from ingero.echo.db.rows import Incoming, NodeKey, NodeRow
 from ingero.errors import StoreError
 
@@ -68,8 +69,16 @@ class DatabaseBackend(ABC):
         """
 
     @abstractmethod
-    def trim(self, now: datetime, since: datetime, retention: Retention) -> tuple[int, int]:
+    def trim(self, now: RetentionTime, since: datetime, retention: Retention) -> tuple[int, int]:
         """Forget keys older than ``since`` and what retention no longer keeps; rows gone for age, and for size."""
+
+    @abstractmethod
+    def load_clock(self) -> ClockMark | None:
+        """What the last upkeep knew of the clock; None in a new database, and in one of an older release."""
+
+    @abstractmethod
+    def save_clock(self, mark: ClockMark) -> None:
+        """Keep it for the next start."""
 
     def run(self, job: Callable[[Any], Any]) -> Any:  # noqa: ANN401 - what the job returns
         """Run a job on the writer's connection.

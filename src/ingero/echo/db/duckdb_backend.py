@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import astuple
 from datetime import datetime
 from typing import Any, Final
 
@@ -27,6 +28,7 @@ from ingero.echo.db.engine import (
 from ingero.echo.db.errors import MemoryLimitError, translate_errors, translate_row_errors
 from ingero.echo.db.reader import Reader, ReaderPool
 from ingero.echo.db.retention import Retention, trim
+from ingero.echo.db.retention_clock import ClockMark, RetentionTime
 from ingero.echo.db.rows import Incoming, NodeKey, NodeRow, build_nodes
 from ingero.echo.schema.tables import NODES, USAGE
 from ingero.errors import IngeroError, StoreError
@@ -110,12 +112,26 @@ class DuckDbBackend(DatabaseBackend):
                 _upsert_nodes(connection, build_nodes(nodes, now))
 
     @override
-    def trim(self, now: datetime, since: datetime, retention: Retention) -> tuple[int, int]:
+    def trim(self, now: RetentionTime, since: datetime, retention: Retention) -> tuple[int, int]:
         connection = self._get()
         with translate_errors("forget old keys"):
             connection.execute("DELETE FROM ingest_keys WHERE ingested_at < ?", [since])
         wal = wal_path(self._path)
         return trim(connection, retention, now, wal.stat().st_size if wal.exists() else 0)
+
+    @override
+    def load_clock(self) -> ClockMark | None:
+        with translate_errors("read the time of the last upkeep"):
+            sql = "SELECT known, wall, stepped, steady_ns FROM retention_clock"
+            found = self._get().execute(sql).fetchall()
+        return ClockMark(*found[0]) if found else None
+
+    @override
+    def save_clock(self, mark: ClockMark) -> None:
+        connection = self._get()
+        with translate_errors("write the time of the upkeep"), transaction(connection):
+            connection.execute("DELETE FROM retention_clock")
+            connection.execute("INSERT INTO retention_clock VALUES (?, ?, ?, ?)", astuple(mark))
 
     @override
     def run(self, job: Callable[[duckdb.DuckDBPyConnection], Any]) -> Any:

@@ -25,6 +25,7 @@ from ingero.echo.db.engine import DatabaseSettings, fetch_row, open_engine
 from ingero.echo.db.errors import translate_errors
 from ingero.echo.db.reader import Reader, ReaderPool
 from ingero.echo.db.retention import Retention
+from ingero.echo.db.retention_clock import ClockMark, RetentionTime
 from ingero.echo.db.rows import Incoming, NodeKey, NodeRow
 from ingero.echo.schema.migrations import MIGRATIONS
 from ingero.errors import IngeroError, StoreError
@@ -83,7 +84,7 @@ class ReplicaBackend(DatabaseBackend):
         raise StoreError(NOT_WRITTEN)
 
     @override
-    def trim(self, now: datetime, since: datetime, retention: Retention) -> tuple[int, int]:
+    def trim(self, now: RetentionTime, since: datetime, retention: Retention) -> tuple[int, int]:
         """Nothing is deleted; a newer backup is answered from, where there is one. A bad one is said once."""
         del now, since, retention
         newest = next(reversed(list_backups(self._folder)), None)
@@ -96,6 +97,14 @@ class ReplicaBackend(DatabaseBackend):
                     "%s is not answered from, %s still is: %s", newest, self._shown, error.message
                 )
         return 0, 0
+
+    @override
+    def load_clock(self) -> ClockMark | None:
+        return None
+
+    @override
+    def save_clock(self, mark: ClockMark) -> None:
+        """Nothing is written."""
 
     @override
     def drop(self) -> None:

@@ -6,17 +6,46 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from typing import Final
+from typing import ClassVar, Final
 
 import duckdb
 
 from ingero.echo.db.engine import checkpoint, fetch_row, used_bytes
 from ingero.echo.db.errors import translate_errors
+from ingero.echo.db.retention_clock import RetentionTime
 from ingero.echo.schema.tables import APPENDED, NODES, USAGE
 from ingero.units import NS_PER_US
 
 _SIZE_TARGET: Final = 0.9
 """A database over its size is trimmed to this share of it, so that trimming is rare."""
+
+
+@dataclass(frozen=True, slots=True)
+class Horizon:
+    """Which arrivals of a table are gone; UTC without a zone.
+
+    Attributes:
+        before: Rows that arrived earlier.
+        stepped: And rows that arrived from here on,
+        until: earlier than this.
+    """
+
+    before: datetime
+    stepped: datetime
+    until: datetime
+
+    CONDITION: ClassVar[str] = "(ingested_at < ? OR (ingested_at >= ? AND ingested_at < ?))"
+    """That a row is gone, with `params`."""
+
+    @property
+    def params(self) -> tuple[datetime, datetime, datetime]:
+        """Of `CONDITION`."""
+        return self.before, self.stepped, self.until
+
+    @staticmethod
+    def at(before: datetime) -> Horizon:
+        """All rows that arrived earlier."""
+        return Horizon(before, before, before)
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,22 +63,26 @@ class Retention:
     max_bytes: int | None
     by_table: Mapping[str, int | None] = field(default_factory=dict)
 
-    def find_horizons(self, now: datetime) -> Mapping[str, datetime]:
-        """By table, and ``nodes``, the arrival before which rows go; without those that are kept."""
+    def find_horizons(self, now: RetentionTime) -> Mapping[str, Horizon]:
+        """By table, and ``nodes``, which arrivals go; without tables whose rows are kept."""
         names = (*(table.name for table in APPENDED), NODES.name)
         ages = {name: self.by_table.get(name, self.max_age_ns) for name in names}
         if USAGE.name not in self.by_table:
             longest = [age_ns for age_ns in ages.values() if age_ns is not None]
             ages[USAGE.name] = max(longest) if len(longest) == len(ages) else None
         return {
-            name: now - timedelta(microseconds=age_ns // NS_PER_US)
+            name: Horizon(now.known - age, now.stepped, now.wall - age)
             for name, age_ns in ages.items()
             if age_ns is not None
+            for age in (timedelta(microseconds=age_ns // NS_PER_US),)
         }
 
 
 def trim(
-    connection: duckdb.DuckDBPyConnection, retention: Retention, now: datetime, wal_bytes: int
+    connection: duckdb.DuckDBPyConnection,
+    retention: Retention,
+    now: RetentionTime,
+    wal_bytes: int,
 ) -> tuple[int, int]:
     """Delete what retention no longer keeps, then give the blocks back.
 
@@ -58,7 +91,7 @@ def trim(
     Args:
         connection: The writer's.
         retention: What to keep.
-        now: The arrival clock's time.
+        now: What retention goes by.
         wal_bytes: Size of the write-ahead log, whose rows are in no block yet.
 
     Returns:
@@ -99,7 +132,7 @@ def _trim_to_size(connection: duckdb.DuckDBPyConnection, max_bytes: int) -> int:
         (oldest,) = fetch_row(connection, sql, [share])
     if oldest is None:
         return 0
-    upto = oldest + timedelta(microseconds=1)
+    upto = Horizon.at(oldest + timedelta(microseconds=1))
     return _delete_until(connection, {table.name: upto for table in (*APPENDED, NODES)})
 
 
@@ -117,12 +150,12 @@ def _count_rows(connection: duckdb.DuckDBPyConnection) -> tuple[int, int]:
     return n_live, n_stored
 
 
-def _delete_until(connection: duckdb.DuckDBPyConnection, horizons: Mapping[str, datetime]) -> int:
+def _delete_until(connection: duckdb.DuckDBPyConnection, horizons: Mapping[str, Horizon]) -> int:
     """Rows of the tables that only grow; a node's row is a summary, and is not counted."""
     n_deleted = 0
     for name, horizon in horizons.items():
         with translate_errors(f"delete old rows of {name}"):
-            sql = f"DELETE FROM {name} WHERE ingested_at < ?"  # noqa: S608 - our names
-            n_rows = int(fetch_row(connection, sql, [horizon])[0])
+            sql = f"DELETE FROM {name} WHERE {horizon.CONDITION}"  # noqa: S608 - our names
+            n_rows = int(fetch_row(connection, sql, horizon.params)[0])
         n_deleted += n_rows if name != NODES.name else 0
     return n_deleted

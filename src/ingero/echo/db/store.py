@@ -109,6 +109,11 @@ class Store:
         return self._writer.queue.n_rows
 
     @property
+    def clock_ahead_s(self) -> float:
+        """How far the clock is ahead of the time that is known to have passed; 0 where retention goes by it."""
+        return self._writer.upkeep.time.ahead_s
+
+    @property
     def is_dead(self) -> bool:
         """Nothing will be written any more, until the process is started again."""
         return self._writer.is_dead

@@ -6,8 +6,9 @@ from datetime import datetime, timedelta
 from typing import Final
 
 from ingero.echo.db.backend import DatabaseBackend
+from ingero.echo.db.retention_clock import RetentionClock, RetentionTime
 from ingero.echo.db.rows import Incoming
-from ingero.echo.db.usage import UsageLedger, find_uncounted
+from ingero.echo.db.usage import UsageLedger, find_newest_arrival, find_uncounted
 from ingero.echo.db.writer_settings import DatabaseWriterCounters, DatabaseWriterSettings
 from ingero.telemetry.clock import Clock
 from ingero.units import NS_PER_S, NS_PER_US
@@ -28,6 +29,7 @@ class Upkeep:
 
     Attributes:
         usage: Who had how much kept.
+        time: What retention goes by.
     """
 
     def __init__(
@@ -38,6 +40,7 @@ class Upkeep:
         counters: DatabaseWriterCounters,
     ) -> None:
         self.usage = UsageLedger()
+        self.time = RetentionClock(clock, is_trusted=settings.is_clock_trusted)
         self._backend = backend
         self._settings = settings
         self._clock = clock
@@ -60,12 +63,14 @@ class Upkeep:
         self.postpone()
         if self._is_counted or self._backend.is_read_only:
             return
+        if not self.time.is_begun:
+            self._begin_time(now)
         with self._backend.open_reader(_COUNT_NS) as reader:
             uncounted = find_uncounted(reader)
         if uncounted is not None:
             self._write(uncounted, now)
         self._is_counted = True
-        self._refresh(now)
+        self._refresh(self.time.advance(now))
         self._next_entry_ns = self._clock.mono_ns() + self._settings.usage_ns
 
     def postpone(self) -> None:
@@ -80,14 +85,18 @@ class Upkeep:
             StoreError: A part of it was not possible; the next run tries again.
         """
         self.postpone()
-        n_aged, n_sized = self._backend.trim(now, self.since(now), self._settings.retention)
+        since, retention = self.since(now), self._settings.retention
+        if self._backend.is_read_only:
+            self._backend.trim(RetentionTime.at(now), since, retention)
+            return
+        time = self.time.advance(now)
+        self._save_time()
+        n_aged, n_sized = self._backend.trim(time, since, retention)
         self._counters.aged_out += n_aged
         self._counters.sized_out += n_sized
-        if self._backend.is_read_only:
-            return
         if self.usage.is_full or self._clock.mono_ns() >= self._next_entry_ns:
             self.write_usage(now)
-        self._refresh(now)
+        self._refresh(time)
 
     def write_usage(self, now: datetime) -> None:
         """Write what was counted since the last entry.
@@ -108,6 +117,20 @@ class Upkeep:
     def _write(self, entries: Incoming, now: datetime) -> None:
         self._backend.commit([entries], {}, now, lambda _: None)
 
-    def _refresh(self, now: datetime) -> None:
+    def _begin_time(self, now: datetime) -> None:
+        found, newest = self._backend.load_clock(), None
+        if found is None:
+            with self._backend.open_reader(_COUNT_NS) as reader:
+                newest = find_newest_arrival(reader)
+        self.time.begin(found, newest, now)
+        self._save_time()
+
+    def _save_time(self) -> None:
+        mark = self.time.take_unsaved()
+        if mark is not None:
+            self._backend.save_clock(mark)
+            self.time.note_saved(mark)
+
+    def _refresh(self, now: RetentionTime) -> None:
         with self._backend.open_reader(_READ_NS) as reader:
             self.usage.refresh(reader, self._settings.retention.find_horizons(now))

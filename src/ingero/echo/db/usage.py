@@ -19,6 +19,7 @@ import pyarrow.compute as pc
 
 from ingero.echo.db.deduplication import Keys, mix
 from ingero.echo.db.reader import Reader
+from ingero.echo.db.retention import Horizon
 from ingero.echo.db.rows import Incoming
 from ingero.echo.schema.tables import SENT, TEXT, USAGE, Table
 from ingero.model.arrays import IntArray
@@ -32,8 +33,8 @@ _MAX_TALLIES: Final = 4096
 _US_OF_DAY: Final = 86_400_000_000
 _STAMP_BYTES: Final = 8
 
-Ages = Mapping[str, datetime]
-"""By table, the arrival before which its rows are gone; a table that keeps its rows is not in it."""
+Ages = Mapping[str, Horizon]
+"""By table, which arrivals are gone; a table that keeps its rows is not in it."""
 
 
 class SeriesSketch:
@@ -148,8 +149,8 @@ class UsageLedger:
         params: list[Any] = []
         for table in SENT:
             horizon = gone_before.get(table.name)
-            conditions.append("of_table = ?" + (" AND ingested_at >= ?" if horizon else ""))
-            params += [table.name, horizon] if horizon else [table.name]
+            conditions.append("of_table = ?" + (f" AND NOT {Horizon.CONDITION}" if horizon else ""))
+            params += [table.name, *(horizon.params if horizon else ())]
         where = " OR ".join(f"({condition})" for condition in conditions)
         sql = f"SELECT cluster_id, sum(n_bytes) FROM usage WHERE {where} GROUP BY cluster_id"  # noqa: S608
         written = {str(cluster): int(n_bytes) for cluster, n_bytes in reader.rows(sql, params)}
@@ -180,6 +181,21 @@ def find_uncounted(reader: Reader) -> Incoming | None:
             rows.append((begin, cluster, "", "", table.name, int(n_rows), int(n_bytes), None))
             arrivals.append(end)
     return _build_entries(rows, arrivals) if rows else None
+
+
+def find_newest_arrival(reader: Reader) -> datetime | None:
+    """When the newest row arrived, UTC without a zone; None without rows.
+
+    Raises:
+        StoreError: The tables could not be read.
+    """
+    parts = " UNION ALL ".join(
+        f"SELECT max(ingested_at) AS arrival FROM {table.name}"  # noqa: S608 - our names
+        for table in SENT
+    )
+    newest: datetime | None
+    (newest,) = reader.row(f"SELECT max(arrival) FROM ({parts})")  # noqa: S608
+    return None if newest is None else newest.replace(tzinfo=None)
 
 
 def measure_rows(batch: pa.Table) -> IntArray:

@@ -94,6 +94,9 @@ class Writer(threading.Thread):
         backend: What keeps the rows.
         settings: Grouping, memory of keys, retention.
         clock: Arrival times and intervals.
+
+    Attributes:
+        upkeep: Whose usage and time any thread may read.
     """
 
     def __init__(
@@ -110,13 +113,13 @@ class Writer(threading.Thread):
         self._clock = clock
         self._opened: Future[None] = Future()
         self._filter = DuplicateFilter(settings.window_ns, settings.window_keys)
-        self._upkeep = Upkeep(backend, settings, clock, self.counters)
+        self.upkeep = Upkeep(backend, settings, clock, self.counters)
         self._next_log_ns = 0
 
     @property
     def usage(self) -> UsageLedger:
         """Who had how much kept; to be read only."""
-        return self._upkeep.usage
+        return self.upkeep.usage
 
     def open(self) -> None:
         """Start the thread and wait until the database is open.
@@ -145,7 +148,7 @@ class Writer(threading.Thread):
             while self._serve_once():
                 pass
             if self._backend.is_open:
-                self._keep_up(self._upkeep.write_usage)
+                self._keep_up(self.upkeep.write_usage)
             self.broken = self._backend.close() or self.broken
         except BaseException as error:  # noqa: BLE001 - nobody may wait for a thread that is gone
             _LOG.critical("the writer has ended; nothing is taken any more", exc_info=error)
@@ -222,9 +225,9 @@ class Writer(threading.Thread):
             future.set_exception(error)
 
     def _maybe_upkeep(self) -> None:
-        if self._upkeep.is_due:
-            self._upkeep.postpone()
-            self._keep_up(self._upkeep.run)
+        if self.upkeep.is_due:
+            self.upkeep.postpone()
+            self._keep_up(self.upkeep.run)
 
     def _keep_up(self, work: Callable[[datetime], None]) -> None:
         """Do a part of the upkeep; what fails is counted, said, and tried again when it is due."""
@@ -245,11 +248,11 @@ class Writer(threading.Thread):
 
     def _open(self) -> None:
         now, settings = self._now(), self._settings
-        keys = self._backend.open(now, self._upkeep.since(now), settings.window_keys // 2)
+        keys = self._backend.open(now, self.upkeep.since(now), settings.window_keys // 2)
         self._filter = DuplicateFilter(settings.window_ns, settings.window_keys)
         self._filter.load(keys, self._clock.mono_ns())
         try:
-            self._upkeep.begin(now)
+            self.upkeep.begin(now)
         except IngeroError:
             self._backend.drop()
             raise

@@ -20,6 +20,7 @@ class DatabaseWriterSettings:
         upkeep_ns: Time between two applications of retention.
         usage_ns: Time between two entries of what was stored.
         retention: What is kept.
+        is_clock_trusted: Retention goes by the clock, however far it is ahead of what the database last saw.
         reopen_ns: Longest opening of the database after a failure; after it the process must be started again.
     """
 
@@ -30,6 +31,7 @@ class DatabaseWriterSettings:
     upkeep_ns: int = 60 * NS_PER_S
     usage_ns: int = 300 * NS_PER_S
     retention: Retention = field(default_factory=lambda: Retention(None, None))
+    is_clock_trusted: bool = False
     reopen_ns: int = 120 * NS_PER_S
 
 

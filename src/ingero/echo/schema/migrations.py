@@ -34,6 +34,12 @@ _LATER: Final = (HANGS, USAGE)
 _NEVER_NULL: Final = frozenset({"ts", "cluster_id", "node_id", "metric_name", "ingested_at"})
 
 
+_CLOCK: Final = (
+    "CREATE TABLE retention_clock "
+    "(known TIMESTAMP NOT NULL, wall TIMESTAMP NOT NULL, stepped TIMESTAMP, steady_ns BIGINT NOT NULL)"
+)
+
+
 @dataclass(frozen=True, slots=True)
 class Migration:
     """One step, applied in one transaction.
@@ -89,5 +95,10 @@ MIGRATIONS: Final = (
     ),
     Migration(3, "hangs", (build_table(HANGS),)),
     Migration(4, "usage", (build_table(USAGE),)),
+    Migration(
+        5,
+        "the time of the last upkeep, so that a clock that is ahead deletes nothing",
+        (_CLOCK,),
+    ),
 )
 """Every step; the last one's number is the schema's version."""

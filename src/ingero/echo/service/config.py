@@ -221,6 +221,11 @@ class EchoConfig(StrictModel):
         default={},
         description="Another age for some tables, such as {events: 72h, verdicts: 8760h}; 0s keeps their rows.",
     )
+    trust_clock: bool = Field(
+        default=False,
+        description="Retention believes this machine's clock at once, however far it is ahead of what the database "
+        "last saw; for one start.",
+    )
     max_db_size: Size = Field(
         0, description="Size above which the oldest rows are deleted; 0 is no limit."
     )

@@ -44,6 +44,7 @@ def build_store(config: EchoConfig, clock: Clock) -> Store:
                 config.max_db_size or None,
                 {name: age or None for name, age in config.table_retention.items()},
             ),
+            is_clock_trusted=config.trust_clock,
         ),
         min_free_bytes=config.min_free_space,
     )

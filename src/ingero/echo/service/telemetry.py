@@ -137,6 +137,10 @@ REPLICA_TIME: Final = gauge(
     "When the backup was made that a replica answers from, in Unix time.",
 )
 STORE_UP: Final = gauge("ingero_echo_store_up", "1 when the store writes, 0 when it only reads.")
+CLOCK_AHEAD: Final = gauge(
+    "ingero_echo_clock_ahead_seconds",
+    "How far the clock is ahead of the time that is known to have passed, while retention does not go by it; else 0.",
+)
 BATCHES_REFUSED: Final = counter(
     "ingero_echo_collective_batches_refused_total", "Collective batches that could not be read."
 )
@@ -172,6 +176,7 @@ METRICS: Final[tuple[MetricDeclaration, ...]] = (
     FILE_BYTES,
     REPLICA_TIME,
     STORE_UP,
+    CLOCK_AHEAD,
     BATCHES_REFUSED,
     RECORDS_REFUSED,
 )
@@ -212,6 +217,7 @@ def watch_service(
     meter.gauge(WAITING).watch(lambda: store.n_waiting)
     meter.gauge(STORED_BYTES).watch(lambda: float(store.usage.find_stored_bytes(None)))
     meter.gauge(STORE_UP).watch(lambda: 0.0 if store.trouble else 1.0)
+    meter.gauge(CLOCK_AHEAD).watch(lambda: store.clock_ahead_s)
     meter.counter(BATCHES_REFUSED).watch(_at(ingest.records, RefusalReason.BATCH))
     for reason in RefusalReason:
         meter.counter(RECORDS_REFUSED).watch(_at(ingest.records, reason), reason=reason.value)

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from datetime import datetime
+from dataclasses import asdict
+from datetime import datetime, timedelta
 from typing import Final
 
 import numpy as np
@@ -25,7 +26,8 @@ from ingero.echo.db.clickhouse.tables import ROW_KEY, STATEMENTS, VERSION
 from ingero.echo.db.deduplication import Keys
 from ingero.echo.db.errors import BrokenInstanceError
 from ingero.echo.db.reader import Reader
-from ingero.echo.db.retention import Retention
+from ingero.echo.db.retention import Horizon, Retention
+from ingero.echo.db.retention_clock import ClockMark, RetentionTime
 from ingero.echo.db.rows import Incoming, NodeKey, NodeRow, build_nodes
 from ingero.echo.schema.tables import NODES, SENT
 from ingero.errors import StoreError
@@ -33,7 +35,11 @@ from ingero.telemetry.clock import Clock
 
 _INSERT: Final = {"async_insert": 0}
 """A server may be set up to answer before the rows are in a table; ours are in one when it answers."""
-_MOMENT: Final = "{at:DateTime64(6, 'UTC')}"
+_TIME: Final = "DateTime64(6, 'UTC')"
+_MOMENT: Final = f"{{at:{_TIME}}}"
+_FROM: Final = f"ingested_at >= {{stepped:{_TIME}}} AND ingested_at < {{until:{_TIME}}}"
+_GONE: Final = f"(ingested_at < {{before:{_TIME}}} OR ({_FROM}))"
+"""`Horizon.CONDITION` with the fields' names."""
 
 
 class ClickHouseBackend(DatabaseBackend):
@@ -85,7 +91,7 @@ class ClickHouseBackend(DatabaseBackend):
             self._insert("nodes", build_nodes(nodes, now))
 
     @override
-    def trim(self, now: datetime, since: datetime, retention: Retention) -> tuple[int, int]:
+    def trim(self, now: RetentionTime, since: datetime, retention: Retention) -> tuple[int, int]:
         """Drop whole days of arrival; the server's size is its owner's business, and keys go with their rows."""
         del since
         horizons = dict(retention.find_horizons(now))
@@ -98,6 +104,33 @@ class ClickHouseBackend(DatabaseBackend):
             if nodes_horizon is not None:
                 _delete_nodes(client, nodes_horizon)
         return n_aged, 0
+
+    @override
+    def load_clock(self) -> ClockMark | None:
+        with translate_errors("read the time of the last upkeep"):
+            found = (
+                self
+                ._get()
+                .query(
+                    "SELECT known, wall, stepped, steady_ns FROM retention_clock ORDER BY number DESC LIMIT 1"
+                )
+                .result_rows
+            )
+        if not found:
+            return None
+        *moments, steady_ns = found[0]
+        known, wall, stepped = (one and one.replace(tzinfo=None) for one in moments)
+        return ClockMark(known, wall, stepped, int(steady_ns))
+
+    @override
+    def save_clock(self, mark: ClockMark) -> None:
+        """One more row; the server merges the earlier ones away."""
+        sql = (
+            "INSERT INTO retention_clock SELECT 0, (SELECT max(number) FROM retention_clock) + 1, "  # noqa: S608
+            f"{{known:{_TIME}}}, {{wall:{_TIME}}}, {{stepped:Nullable({_TIME})}}, {{steady_ns:Int64}}"
+        )
+        with translate_errors("write the time of the upkeep"):
+            self._get().command(sql, parameters=asdict(mark))
 
     @override
     def drop(self) -> None:
@@ -171,25 +204,32 @@ def _migrate(client: Client, now: datetime) -> None:
         )
 
 
-def _drop_days(client: Client, table: str, horizon: datetime) -> int:
-    """Drop the days that ended before ``horizon``; their rows."""
+def _drop_days(client: Client, table: str, horizon: Horizon) -> int:
+    """Drop the days of which every row is gone; their rows."""
+    day = timedelta(days=1)
+    whole = Horizon(*map(_begin_day, (horizon.before, horizon.stepped + day, horizon.until)))
     found = client.query(
         f"SELECT toString(toDate(ingested_at)) AS day, count() FROM {table} "  # noqa: S608 - our names
-        f"WHERE ingested_at < toStartOfDay({_MOMENT}) GROUP BY day",
-        parameters={"at": horizon},
+        f"WHERE {_GONE} GROUP BY day",
+        parameters=asdict(whole),
     ).result_rows
     for day, _ in found:
         client.command(f"ALTER TABLE {table} DROP PARTITION '{day}'")
     return sum(int(n_rows) for _, n_rows in found)
 
 
-def _delete_nodes(client: Client, horizon: datetime) -> None:
-    """Delete nodes whose last report came before ``horizon``, with all parts of it."""
+def _begin_day(moment: datetime) -> datetime:
+    """In Python: ClickHouse's own has no days after 2106."""
+    return moment.replace(hour=0, minute=0, second=0, microsecond=0)
+
+
+def _delete_nodes(client: Client, horizon: Horizon) -> None:
+    """Delete nodes whose last report is gone, with all parts of it."""
     silent = (
-        "SELECT cluster_id, node_id FROM nodes GROUP BY ALL "  # noqa: S608 - our names
-        f"HAVING max(ingested_at) < {_MOMENT}"
+        "SELECT cluster_id, node_id FROM (SELECT cluster_id, node_id, max(ingested_at) AS ingested_at "  # noqa: S608
+        f"FROM nodes GROUP BY ALL) WHERE {_GONE}"
     )
-    values = {"at": horizon}
+    values = asdict(horizon)
     (row,) = client.query(f"SELECT count() FROM ({silent})", parameters=values).result_rows  # noqa: S608
     if row[0]:
         client.command(

@@ -58,12 +58,20 @@ def build_nodes_table() -> str:
     )
 
 
+_CLOCK: Final = (
+    f"CREATE TABLE IF NOT EXISTS retention_clock (id UInt8, number UInt64, known {_MOMENT}, wall {_MOMENT}, "
+    f"stepped Nullable({_MOMENT}), steady_ns Int64) ENGINE = ReplacingMergeTree(number) ORDER BY id"
+)
 STATEMENTS: Final = (
     *(build_table(table) for table in APPENDED),
     build_nodes_table(),
+    _CLOCK,
     "CREATE TABLE IF NOT EXISTS ingest_secret (secret UInt64) ENGINE = MergeTree ORDER BY secret",
     "INSERT INTO ingest_secret SELECT cityHash64(generateUUIDv4()) WHERE (SELECT count() FROM ingest_secret) = 0",
 )
-"""What makes an empty database ours, and one without the secret (1), ``hangs`` (2) or ``usage`` (3) today's."""
-VERSION: Final = 4
+"""What makes an empty database ours, and one of an earlier schema today's.
+
+Without the secret (1), ``hangs`` (2), ``usage`` (3) or ``retention_clock`` (4).
+"""
+VERSION: Final = 5
 """Of the tables above; raise it with a statement that brings older ones up to date."""
