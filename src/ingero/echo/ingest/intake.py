@@ -21,6 +21,7 @@ from ingero.echo.ingest.metrics import add_metrics
 from ingero.echo.ingest.origin import Origins
 from ingero.echo.ingest.quotas import SeriesMeter
 from ingero.echo.ingest.spans import add_spans
+from ingero.echo.ingest.undated import date_rows
 from ingero.echo.schema.tables import EVENTS, HISTOGRAMS
 from ingero.errors import BadDataError, IngeroError, PermanentError
 from ingero.otlp.codec import Export
@@ -100,6 +101,7 @@ class Intake:
         except Exception as error:  # whatever a body holds, it alone is refused
             self._say(error)
             raise BadDataError("it cannot be read") from error
+        date_rows(rows, now_ns)
         rows.name_cluster(hint)
         _check_clusters(rows, principal)
         rows.bearer = principal.label

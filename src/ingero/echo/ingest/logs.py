@@ -98,7 +98,7 @@ def _add_record(rows: Rows, record: LogRow, where: _Where, now_ns: int) -> None:
     check_who(series.cluster_id, values[2], limits)
     rows.table(table).add(
         stable_hash(series.hash.to_bytes(8, "little"), body.encode()),
-        row_ns(record.time_unix_nano, now_ns),
+        row_ns(record.time_unix_nano),
         values,
         stable_hash((_severity(record) or "").encode()),
         _hash_uid(series.cluster_id, record),

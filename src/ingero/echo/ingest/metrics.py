@@ -107,7 +107,7 @@ def _add_number(
     value = point.value
     rows.table(EVENTS).add(
         series.hash,
-        row_ns(sent_ns, now_ns),
+        row_ns(sent_ns),
         (
             to_timestamp(plausible_ns(sent_ns, now_ns)),
             series.cluster_id,
@@ -127,7 +127,7 @@ def _add_number(
 def _add_quantiles(rows: Rows, point: Point, where: _Where, stream: int, now_ns: int) -> None:
     origins, origin, hint = where
     sent_ns = point.time_unix_nano
-    of_row_ns = row_ns(sent_ns, now_ns)
+    of_row_ns = row_ns(sent_ns)
     at = to_timestamp(plausible_ns(sent_ns, now_ns))
     quantiles = [
         (
@@ -168,7 +168,7 @@ def _add_distribution(
         numbers = raw.count, *(_optional(raw, name) for name in ("sum", "min", "max"))
     rows.table(HISTOGRAMS).add(
         series.hash,
-        row_ns(sent_ns, now_ns),
+        row_ns(sent_ns),
         (
             to_timestamp(plausible_ns(sent_ns, now_ns)),
             series.cluster_id,

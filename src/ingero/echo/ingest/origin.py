@@ -218,8 +218,8 @@ def stable_hash(*parts: bytes) -> int:
     return int.from_bytes(digest.digest(), "little")
 
 
-def row_ns(time_ns: int, now_ns: int) -> int:
-    """The time that tells a row from others of its series: as sent, or of its arrival where none was sent.
+def row_ns(time_ns: int) -> int:
+    """The time that tells a row from others of its series, as sent; 0 where none was sent, for `date_rows`.
 
     Raises:
         RefusedRecordError: It is beyond 64 bits with a sign, which is the year 2262.
@@ -228,7 +228,7 @@ def row_ns(time_ns: int, now_ns: int) -> int:
         raise RefusedRecordError(
             RefusalReason.TIME, f"time {time_ns}, which is after the year 2262"
         )
-    return time_ns or now_ns
+    return time_ns
 
 
 def plausible_ns(time_ns: int, now_ns: int) -> int:

@@ -49,8 +49,8 @@ def _add_span(
     series = origins.series(origin, span.name, attributes, hint)
     rows.clusters.add(series.cluster_id)
     started_ns, ended_ns = span.start_time_unix_nano, span.end_time_unix_nano
-    at_ns = row_ns(started_ns, now_ns)
-    row_ns(ended_ns, now_ns)
+    at_ns = row_ns(started_ns)
+    row_ns(ended_ns)
     trace_id, span_id = _hex(span.trace_id, 32), _hex(span.span_id, 16)
     parent_id, status = _hex(span.parent_span_id, 16), _status(span.status)
     end_ts = to_timestamp(plausible_ns(ended_ns, now_ns)) if ended_ns else None
