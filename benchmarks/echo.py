@@ -77,6 +77,7 @@ def arrow_floor(folder):
         ["gauge"] * n_rows,
         [""] * n_rows,
         ['{"ingero.node.state":"active","ingero.workload_type":"train"}'] * n_rows,
+        [f"{i % 100:016x}" for i in range(n_rows)],
     ]
     connection = duckdb.connect(str(folder / "floor.db"), config={"threads": 1})
     table = pa.table(

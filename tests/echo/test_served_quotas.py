@@ -138,7 +138,7 @@ def test_beyond_its_series_the_rows_of_those_it_has_are_kept_and_new_ones_refuse
 
 def test_a_cluster_that_has_stored_all_it_may_is_refused_for_good_whoever_of_it_sends(open_quota):
     echo = open_quota(max_stored_bytes=4_000)
-    row = 8 + 2 + 2 + 1 + 8 + 5 + len('{"rank":10}') + 8
+    row = 8 + 2 + 2 + 1 + 8 + 5 + len('{"rank":10}') + 16 + 8
     assert push(echo, points(60, start=10), ALL).status_code == 200
     shown = scrape(echo)
     assert shown['ingero_echo_quota_used_ratio{quota="storage"}'] == pytest.approx(60 * row / 4000)

@@ -64,7 +64,9 @@ class Filler:
         self.rows.table(table).add(self.n, self.n, row)
         self.rows.n_rows += 1
 
-    def event(self, minutes, cluster, node, name, value, kind="gauge", **attributes):
+    def event(
+        self, minutes, cluster, node, name, value, kind="gauge", *, stream=None, **attributes
+    ):
         text = json.dumps(attributes, sort_keys=True)
         self.add(
             EVENTS,
@@ -75,6 +77,7 @@ class Filler:
             value_double=value,
             kind=kind,
             attributes=text,
+            stream=stream,
         )
 
     def fill(self):
@@ -153,7 +156,13 @@ class Filler:
                 )
             self.event(minutes, cluster, node, "ingero.node.degradation_warning", float(is_slow))
             n = (MINUTES - minutes) * (1000.0 if is_slow else 2000.0) + i
-            self.event(minutes, cluster, node, "gpu.kernel.launch.count", n, "cumulative")
+            for stream, before in (
+                ("aa", 10**6),
+                ("bb", 0),
+                (None, 5),
+            ):  # three that count under one name
+                said = {"kind": "cumulative", "stream": stream}
+                self.event(minutes, cluster, node, "gpu.kernel.launch.count", before + n, **said)
             for percentile, us in (("p50", 4.0), ("p99", 9.0 + i)):
                 self.event(
                     minutes,

@@ -237,6 +237,30 @@ def test_a_clock_that_is_ahead_deletes_nothing_also_after_a_restart(database):
     store.close()
 
 
+def test_tables_of_an_earlier_schema_get_the_column_that_says_of_which_sender_a_point_is(
+    database, engine
+):
+    clock = ManualClock()
+    settings = ClickHouseSettings("here", 0, database=database, is_embedded=True)
+    store = make_store(settings, clock)
+    store.open()
+    store.write(rows_of(2, clock))
+    store.close()
+    for table in ("events", "histograms"):
+        engine.command(f"ALTER TABLE {database}.{table} DROP COLUMN stream")
+    engine.command(f"ALTER TABLE {database}.schema_migrations DELETE WHERE number > 5")
+    engine.command(f"INSERT INTO {database}.schema_migrations VALUES (5, now())")
+    store = make_store(settings, clock)
+    store.open()
+    rows = rows_of(1, clock, start=5)
+    rows.tables["events"].columns[EVENTS.names.index("stream")][0] = "ab"
+    store.write(rows)
+    with store.open_reader(10 * NS_PER_S) as reader:
+        found = reader.rows("SELECT stream, count(*) FROM events GROUP BY stream ORDER BY stream")
+    assert found == [("ab", 1), (None, 2)]
+    store.close()
+
+
 def test_a_server_that_is_away_or_newer_or_does_not_know_us_stops_the_start(server, database):
     clock = ManualClock()
     store = make_store(through(server, database), clock)

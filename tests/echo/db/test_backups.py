@@ -11,8 +11,8 @@ from pathlib import Path
 
 import duckdb
 import pytest
+from tests.echo.db.test_store import OLD, make_store, rows_of
 from tests.echo.db.test_store import T0 as NOW
-from tests.echo.db.test_store import make_store, rows_of
 
 from ingero.echo.db import backups
 from ingero.echo.db.backup_names import choose_backup, list_backups, name_backup, stamp_of
@@ -25,6 +25,8 @@ from ingero.errors import StoreError
 from ingero.testing.clock import ManualClock
 from ingero.units import NS_PER_S
 
+STREAMS = 6
+"""The schema whose rows say of which sender they are."""
 HOUR_NS = 3600 * NS_PER_S
 
 
@@ -235,7 +237,7 @@ def test_verify_finds_one_changed_bit_in_any_block_that_is_used_and_changes_noth
 ):
     store.call(
         lambda connection: connection.execute(
-            "INSERT INTO events SELECT TIMESTAMP '2026-01-01', 'c1', 'n1', 'm', random(), NULL, 'gauge', '1', "
+            f"INSERT INTO events ({OLD}) SELECT TIMESTAMP '2026-01-01', 'c1', 'n1', 'm', random(), "
             "md5(i::VARCHAR), TIMESTAMP '2026-01-01' FROM range(50000) t(i)"
         )
     ).result()
@@ -267,7 +269,7 @@ def make_file(path, n_rows):
 
 def insert(connection, n_rows):
     connection.execute(
-        "INSERT INTO events SELECT ?, 'c1', 'n1', 'm', i, NULL, 'gauge', '1', '{}', ? FROM range(?) t(i)",
+        f"INSERT INTO events ({OLD}) SELECT ?, 'c1', 'n1', 'm', i, '{{}}', ? FROM range(?) t(i)",
         [NOW, NOW, n_rows],
     )
 
@@ -417,12 +419,22 @@ def test_a_file_of_an_older_release_is_read_copied_and_restored_to_a_moment(tmp_
             connection.execute(
                 "INSERT INTO schema_migrations VALUES (?, 'old', now()::TIMESTAMP)", [step.number]
             )
+        if version < STREAMS:
+            for table in ("events", "histograms"):
+                connection.execute(f"ALTER TABLE {table} DROP COLUMN stream")
         for at in arrivals:
             connection.execute(
-                "INSERT INTO events SELECT ?, 'c', 'n', 'm', 1, NULL, NULL, NULL, '{}', ?", [at, at]
+                f"INSERT INTO events ({OLD}) SELECT ?, 'c', 'n', 'm', 1, '{{}}', ?", [at, at]
             )
     assert verify(old) == 2
     assert back_up(old, copy)[1] == 2
     done = restore(copy, restored, until=arrivals[0] + dt.timedelta(days=1))
     assert (done.n_rows, done.n_left_out, done.newest) == (1, 1, arrivals[0])
     assert count(restored) == 1  # brought up to date as it is opened
+    store = make_store(restored)
+    store.open()
+    store.write(rows_of(1, stream="ab"))
+    with store.open_reader(5 * NS_PER_S) as reader:
+        rows = reader.rows("SELECT stream, kind, node_id FROM events ORDER BY kind NULLS FIRST")
+    assert rows == [(None, None, "n"), ("ab", "gauge", "n1")]
+    store.close()

@@ -4,7 +4,7 @@ import datetime as dt
 import threading
 
 import pytest
-from tests.echo.db.test_store import T0, make_store, rows_of
+from tests.echo.db.test_store import OLD, T0, make_store, rows_of
 
 from ingero.echo.db import compaction
 from ingero.echo.db.compaction import Compactor
@@ -21,7 +21,7 @@ N_OLD = 200_000
 def fill(store, n_rows=N_OLD, arrived="TIMESTAMP '2026-01-01'"):
     store.call(
         lambda connection: connection.execute(
-            "INSERT INTO events SELECT TIMESTAMP '2026-01-01', 'c1', 'n1', 'old', random(), NULL, 'gauge', '1', "
+            f"INSERT INTO events ({OLD}) SELECT TIMESTAMP '2026-01-01', 'c1', 'n1', 'old', random(), "
             f"md5(i::VARCHAR), {arrived} FROM range({n_rows}) t(i)"
         )
     ).result()

@@ -24,16 +24,29 @@ from ingero.units import NS_PER_S
 
 T0 = dt.datetime(2026, 1, 1)  # noqa: DTZ001 - the store's TIMESTAMP is UTC without a zone
 ENGINE = DatabaseSettings(memory_limit_bytes=256 << 20, threads=1)
+OLD = "ts, cluster_id, node_id, metric_name, value_double, attributes, ingested_at"
+"""Columns of events that each release has had."""
 
 
-def rows_of(n, *, start=0, cluster="c1", node="n1"):
+def rows_of(n, *, start=0, cluster="c1", node="n1", stream=None):
     rows = Rows(n_rows=n)
     table = rows.table(EVENTS)
     for i in range(start, start + n):
         table.add(
             7,
             i * NS_PER_S,
-            (T0 + dt.timedelta(seconds=i), cluster, node, "m", float(i), None, "gauge", "1", "{}"),
+            (
+                T0 + dt.timedelta(seconds=i),
+                cluster,
+                node,
+                "m",
+                float(i),
+                None,
+                "gauge",
+                "1",
+                "{}",
+                stream,
+            ),
         )
     return rows
 
@@ -379,6 +392,7 @@ def test_size_deletes_the_oldest_arrivals_first(tmp_path):
                 [None] * 100_000,
                 [None] * 100_000,
                 [None] * 100_000,
+                [None] * 100_000,
             ),
             strict=True,
         ):
@@ -438,7 +452,7 @@ def test_a_database_of_the_first_schema_is_brought_up_to_date_with_a_secret_of_i
                 old.execute(statement)
             old.execute("INSERT INTO schema_migrations VALUES (1, 'old', now()::TIMESTAMP)")
             old.execute(
-                "INSERT INTO events SELECT now()::TIMESTAMP, 'prod east/1', 'n', 'm', 1, NULL, NULL, NULL, '{}', "
+                f"INSERT INTO events ({OLD}) SELECT now()::TIMESTAMP, 'prod east/1', 'n', 'm', 1, '{{}}', "
                 "now()::TIMESTAMP"
             )
         store = make_store(tmp_path / name)
@@ -471,7 +485,7 @@ def test_a_database_of_the_second_schema_keeps_its_rows_and_secret_and_can_hold_
                 "INSERT INTO schema_migrations VALUES (?, 'old', now()::TIMESTAMP)", [step.number]
             )
         old.execute(
-            "INSERT INTO events SELECT now()::TIMESTAMP, 'c', 'n', 'm', 1, NULL, NULL, NULL, '{}', now()::TIMESTAMP"
+            f"INSERT INTO events ({OLD}) SELECT now()::TIMESTAMP, 'c', 'n', 'm', 1, '{{}}', now()::TIMESTAMP"
         )
         (secret,) = old.execute("SELECT secret FROM ingest_secret").fetchone()
     store = make_store(path)

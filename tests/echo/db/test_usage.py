@@ -74,8 +74,8 @@ def test_what_a_killed_process_stored_is_counted_once_at_the_next_start(tmp_path
     later = dt.datetime(1970, 1, 1) + dt.timedelta(microseconds=clock.wall_ns() // 1000 + 5)  # noqa: DTZ001
     for cluster in ("c1", "c3"):  # rows without an entry, as after a kill
         connection.execute(
-            "INSERT INTO events SELECT ts, ?, node_id, metric_name, value_double, host_attr, kind, unit, attributes, ? "
-            "FROM events WHERE cluster_id = 'c1' LIMIT 4",
+            "INSERT INTO events SELECT ts, ?, node_id, metric_name, value_double, host_attr, kind, unit, attributes, "
+            "stream, ? FROM events WHERE cluster_id = 'c1' LIMIT 4",
             [cluster, later],
         )
     connection.close()
@@ -169,7 +169,9 @@ def test_a_row_is_as_large_as_its_values(values):
     rows = Rows()
     for text, bounds in values:
         rows.table(HISTOGRAMS).add(
-            1, 1, (T0, "c1", "n1", "m", 1, None, None, None, bounds, None, "delta", None, text)
+            1,
+            1,
+            (T0, "c1", "n1", "m", 1, None, None, None, bounds, None, "delta", None, text, None),
         )
     (incoming,) = build_incoming([rows], T0)
     expected = [

@@ -36,6 +36,7 @@ def export_whole(table, columns=None):
             "kind": ["gauge"] * 3,
             "unit": [""] * 3,
             "attributes": ['{"k":"v"}'] * 3,
+            "stream": [None] * 3,
             "ingested_at": [T0] * 3,
         },
         schema=schema,

@@ -61,7 +61,7 @@ LEGITIMATE = [
         [[4]],
     ),
     (
-        "SELECT e.* EXCLUDE (ts, ingested_at, attributes, host_attr, kind, unit) FROM events e WHERE node_id = 'n1'",
+        "SELECT e.* EXCLUDE (ts, ingested_at, attributes, stream, host_attr, kind, unit) FROM events e WHERE node_id = 'n1'",
         [["c1", "n1", "m", 1.0]],
     ),
     ("SELECT count(*) FROM verdicts", [[0]]),

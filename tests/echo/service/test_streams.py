@@ -36,9 +36,8 @@ def many(cluster, n):
     at = dt.datetime.now(dt.UTC).replace(tzinfo=None) - dt.timedelta(minutes=1)
     for i in range(n):
         name = f"m{i:06}" + "x" * 200
-        table.add(
-            hash(cluster) % 2**63, i, (at, cluster, "n1", name, float(i), None, "gauge", "1", "{}")
-        )
+        values = (at, cluster, "n1", name, float(i), None, "gauge", "1", "{}", None)
+        table.add(hash(cluster) % 2**63, i, values)
     return rows
 
 
@@ -187,7 +186,7 @@ def test_while_a_client_is_slow_rows_are_written_and_others_are_answered(large, 
     rows = Rows(n_rows=1)
     at = dt.datetime.now(dt.UTC).replace(tzinfo=None)
     series = time.time_ns()
-    rows.table(EVENTS).add(series, 1, (at, "c9", "n9", "m", 1.0, None, "gauge", "1", "{}"))
+    rows.table(EVENTS).add(series, 1, (at, "c9", "n9", "m", 1.0, None, "gauge", "1", "{}", None))
     large.service.store.write(rows)
     assert large.service.store.counters.written == before + 1
     large.service.store.call(lambda connection: connection.execute("CHECKPOINT")).result()

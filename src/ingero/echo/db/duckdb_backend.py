@@ -169,12 +169,14 @@ class DuckDbBackend(DatabaseBackend):
 
 
 def _insert(connection: duckdb.DuckDBPyConnection, table: str, rows: pa.Table) -> None:
-    """Insert; after a failure the rows stay registered, until the next ones take their place.
+    """Insert by the columns' names, whose order is another in a file of an older release.
+
+    After a failure the rows stay registered, until the next ones take their place.
 
     A connection whose transaction has failed cannot forget them, and what it says then would hide the failure.
     """
     connection.register("incoming", rows)
-    connection.execute(f"INSERT INTO {table} SELECT * FROM incoming")  # noqa: S608 - our names
+    connection.execute(f"INSERT INTO {table} BY NAME SELECT * FROM incoming")  # noqa: S608 - our names
     connection.unregister("incoming")
 
 

@@ -215,8 +215,8 @@ def read_whole(connection: duckdb.DuckDBPyConnection) -> int:
     n_rows = 0
     for table in find_tables(connection):
         with translate_errors(f"read {table.name}"):
-            names = ", ".join((*table.names, "ingested_at"))
-            sql = f"SELECT count(*), bit_xor(hash({names})) FROM {table.name}"  # noqa: S608 - our names
+            # The row as a whole: a file of an older release lacks some of the columns.
+            sql = f"SELECT count(*), bit_xor(hash(one)) FROM {table.name} AS one"  # noqa: S608 - our names
             n_rows += int(fetch_row(connection, sql)[0])
     return n_rows
 

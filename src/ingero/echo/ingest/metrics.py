@@ -36,8 +36,10 @@ _NODE_RANK: Final = str(Attribute.NODE_RANK)
 
 
 _Where = tuple[Origins, Origin, str]
-_Streams = dict[tuple[str, ...], int]
-"""Hash of kind, temporality, unit and scope, by these; of the points of one request."""
+_Stream = tuple[int, str]
+"""Hash of kind, temporality, unit and scope, and the column ``stream``, in which the resource is, too."""
+_Streams = dict[tuple[str | int, ...], _Stream]
+"""By the resource's hash and these; of the points of one request."""
 
 
 def add_metrics(rows: Rows, export: Export, origins: Origins, hint: str, now_ns: int) -> Refusals:
@@ -71,7 +73,7 @@ def _add_point(rows: Rows, point: Point, where: _Where, streams: _Streams, now_n
     origins.limits.check_name(point.unit, "unit")
     series = origins.series(origin, point.name, point.attributes, hint)
     rows.clusters.add(series.cluster_id)
-    stream = _find_stream(point, streams)
+    stream = _find_stream(point, origin, streams)
     if point.kind is PointKind.GAUGE or point.kind is PointKind.SUM:
         _add_number(rows, point, series, (origin, stream), now_ns)
     else:
@@ -82,16 +84,19 @@ def _add_point(rows: Rows, point: Point, where: _Where, streams: _Streams, now_n
         _note_node(rows, point, series, origin, now_ns)
 
 
-def _find_stream(point: Point, streams: _Streams) -> int:
+def _find_stream(point: Point, origin: Origin, streams: _Streams) -> _Stream:
     """What tells points of one name, resource, attributes and time apart beside their value.
 
     Source: OpenTelemetry metrics data model, "Timeseries Model": the scope, kind, unit and temporality are part of
     what identifies a stream, beside name, resource and attributes.
     """
-    key = (point.kind, point.temporality, point.unit, *point.scope)
+    parts = (point.kind, point.temporality, point.unit, *point.scope)
+    key = (origin.hash, *parts)
     found = streams.get(key)
     if found is None:
-        found = streams[key] = stable_hash(*(part.encode() for part in key))
+        of_points = stable_hash(*(part.encode() for part in parts))
+        of_sender = stable_hash(origin.hash.to_bytes(8, "little"), of_points.to_bytes(8, "little"))
+        found = streams[key] = (of_points, f"{of_sender:016x}")
     return found
 
 
@@ -99,10 +104,10 @@ def _add_number(
     rows: Rows,
     point: Point,
     series: OriginSeries,
-    of: tuple[Origin, int],
+    of: tuple[Origin, _Stream],
     now_ns: int,
 ) -> None:
-    origin, stream = of
+    origin, (of_points, stream) = of
     sent_ns = point.time_unix_nano
     value = point.value
     rows.table(EVENTS).add(
@@ -118,13 +123,15 @@ def _add_number(
             "gauge" if point.kind is PointKind.GAUGE else _KINDS[point.temporality],
             point.unit,
             series.attributes,
+            stream,
         ),
-        stream,
+        of_points,
     )
     rows.n_rows += 1
 
 
-def _add_quantiles(rows: Rows, point: Point, where: _Where, stream: int, now_ns: int) -> None:
+def _add_quantiles(rows: Rows, point: Point, where: _Where, of: _Stream, now_ns: int) -> None:
+    of_points, stream = of
     origins, origin, hint = where
     sent_ns = point.time_unix_nano
     of_row_ns = row_ns(sent_ns)
@@ -152,15 +159,17 @@ def _add_quantiles(rows: Rows, point: Point, where: _Where, stream: int, now_ns:
                 "quantile",
                 point.unit,
                 series.attributes,
+                stream,
             ),
-            stream,
+            of_points,
         )
         rows.n_rows += 1
 
 
 def _add_distribution(
-    rows: Rows, point: Point, series: OriginSeries, stream: int, now_ns: int
+    rows: Rows, point: Point, series: OriginSeries, of: _Stream, now_ns: int
 ) -> None:
+    of_points, stream = of
     sent_ns, raw = point.time_unix_nano, point.raw
     bounds, counts = _read_buckets(point)
     numbers: tuple[float | None, ...] = raw.count, _finite(raw.sum), None, None
@@ -180,8 +189,9 @@ def _add_distribution(
             _KINDS[point.temporality],
             point.unit,
             series.attributes,
+            stream,
         ),
-        stable_hash(repr((stream, *numbers, bounds, counts)).encode()),
+        stable_hash(repr((of_points, *numbers, bounds, counts)).encode()),
     )
     rows.n_rows += 1
 

@@ -20,8 +20,9 @@ _COPY_TIME: Final = "gpu.memcpy.duration_ms"
 _DIRECTION: Final = '$."ingero.memcpy.direction"'
 
 _BEFORE: Final = (
-    "OVER (PARTITION BY cluster_id, node_id, metric_name, attributes ORDER BY ts) AS before"
+    "OVER (PARTITION BY cluster_id, node_id, metric_name, attributes, stream ORDER BY ts) AS before"
 )
+"""Of one sender: two that count under one name would be a counter that goes up and down."""
 _STEP: Final = """CASE WHEN kind = 'delta' THEN value_double WHEN before IS NULL THEN 0.0
             WHEN value_double >= before THEN value_double - before ELSE value_double END"""
 """What a counter grew by since the point ``before``; one that is smaller has begun again from 0."""
@@ -42,7 +43,7 @@ class Hotspot(msgspec.Struct):
 
 _HOTSPOTS_SQL: Final = f"""
 WITH points AS (
-    SELECT cluster_id, node_id, attributes, metric_name, kind, ts, value_double,
+    SELECT cluster_id, node_id, attributes, stream, metric_name, kind, ts, value_double,
            coalesce(json_extract_string(attributes, '$."gpu.uuid"'),
                     json_extract_string(attributes, '$.gpu_uuid')) AS gpu
     FROM events WHERE {{where}} AND metric_name IN ('{_FRAGMENTATION}', '{_FRAGMENTING}')
@@ -82,13 +83,14 @@ class Launches(msgspec.Struct):
 
 _LAUNCHES_SQL: Final = f"""
 WITH points AS (
-    SELECT cluster_id, node_id, metric_name, attributes, kind, ts, value_double FROM events
+    SELECT cluster_id, node_id, metric_name, attributes, stream, kind, ts, value_double FROM events
     WHERE {{where}} AND (metric_name IN {_LAUNCHES} OR metric_name IN ('{_OP_COUNT}', '{_OP_DURATION}'))
 ), steps AS (
-    SELECT cluster_id, node_id, metric_name, attributes, kind, ts, value_double, lag(value_double) {_BEFORE}
+    SELECT cluster_id, node_id, metric_name, attributes, stream, kind, ts, value_double, lag(value_double) {_BEFORE}
     FROM points WHERE metric_name IN {_LAUNCHES} AND value_double IS NOT NULL
 ), grown AS (
-    SELECT cluster_id, node_id, metric_name, attributes, sum({_STEP}) AS n, epoch(max(ts)) - epoch(min(ts)) AS seconds
+    SELECT cluster_id, node_id, metric_name, attributes, stream, sum({_STEP}) AS n,
+           epoch(max(ts)) - epoch(min(ts)) AS seconds
     FROM steps GROUP BY ALL
 ), rates AS (
     SELECT cluster_id, node_id, sum(n) AS n, sum(n / nullif(seconds, 0)) AS per_s FROM grown GROUP BY ALL
@@ -123,14 +125,16 @@ class CopyBandwidth(msgspec.Struct):
     p99_ms: float | None
 
 
-_OF_COPIES: Final = "OVER (PARTITION BY cluster_id, node_id, attributes, bounds ORDER BY ts)"
-"""A histogram's points of equal bounds; it grew by each point after which it begins again, less the first one."""
+_OF_COPIES: Final = (
+    "OVER (PARTITION BY cluster_id, node_id, attributes, stream, bounds ORDER BY ts)"
+)
+"""One sender's points of equal bounds; a histogram grew by each point after which it begins again, less the first."""
 _COPY_SQL: Final = f"""
 WITH steps AS (
-    SELECT cluster_id, node_id, metric_name, attributes, kind, ts, value_double, lag(value_double) {_BEFORE}
+    SELECT cluster_id, node_id, metric_name, attributes, stream, kind, ts, value_double, lag(value_double) {_BEFORE}
     FROM events WHERE {{where}} AND metric_name IN {_COPIED} AND value_double IS NOT NULL
 ), moved AS (
-    SELECT cluster_id, node_id, attributes,
+    SELECT cluster_id, node_id, attributes, stream,
            coalesce(json_extract_string(attributes, '{_DIRECTION}'), 'unknown') AS direction, metric_name,
            sum({_STEP}) AS n, epoch(max(ts)) - epoch(min(ts)) AS seconds
     FROM steps GROUP BY ALL

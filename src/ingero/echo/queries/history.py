@@ -59,13 +59,13 @@ WITH found AS (
            'straggler: score ' || coalesce(json_extract_string(attributes, '$.score'), '?') || ' under '
            || coalesce(json_extract_string(attributes, '$.threshold'), '?') || ', '
            || coalesce(json_extract_string(attributes, '$.dominant_signal'), '?')
-    FROM (SELECT *, lag(value_double, 1, 0.0) OVER (PARTITION BY cluster_id, node_id ORDER BY ts) AS before
+    FROM (SELECT *, lag(value_double, 1, 0.0) OVER (PARTITION BY cluster_id, node_id, stream ORDER BY ts) AS before
           FROM events WHERE {{where}} AND metric_name = '{WireMetric.STRAGGLER_EVENT}')
     WHERE value_double = 1 AND before = 0
       AND cluster_id NOT IN (SELECT cluster_id FROM incidents WHERE {{where}} AND kind = 'straggler')
     UNION ALL
     SELECT ts, 'warn', 'degradation', cluster_id, node_id, 'the node is slower than its own past'
-    FROM (SELECT *, lag(value_double, 1, 0.0) OVER (PARTITION BY cluster_id, node_id ORDER BY ts) AS before
+    FROM (SELECT *, lag(value_double, 1, 0.0) OVER (PARTITION BY cluster_id, node_id, stream ORDER BY ts) AS before
           FROM events WHERE {{where}} AND metric_name = '{WireMetric.DEGRADATION_WARNING}')
     WHERE value_double = 1 AND before = 0
     UNION ALL

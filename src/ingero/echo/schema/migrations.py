@@ -100,5 +100,13 @@ MIGRATIONS: Final = (
         "the time of the last upkeep, so that a clock that is ahead deletes nothing",
         (_CLOCK,),
     ),
+    Migration(
+        6,
+        "which points are of one sender",
+        (
+            "ALTER TABLE events ADD COLUMN IF NOT EXISTS stream VARCHAR",
+            "ALTER TABLE histograms ADD COLUMN IF NOT EXISTS stream VARCHAR",
+        ),
+    ),
 )
 """Every step; the last one's number is the schema's version."""

@@ -45,6 +45,9 @@ class Table:
 
 
 WHO: Final = (("ts", TS), ("cluster_id", TEXT), ("node_id", TEXT))
+STREAM: Final = ("stream", TEXT)
+"""Which points of one name, node and attributes are of one sender: a hash of resource, scope, kind and unit, as 16
+hexadecimal digits, which DuckDB packs better than a number. NULL in rows of a release before it."""
 
 EVENTS: Final = Table(
     "events",
@@ -57,6 +60,7 @@ EVENTS: Final = Table(
         ("kind", TEXT),  # gauge, cumulative, delta, quantile
         ("unit", TEXT),
         ("attributes", TEXT),  # JSON object, keys sorted
+        STREAM,
     ),
 )
 HISTOGRAMS: Final = Table(
@@ -75,6 +79,7 @@ HISTOGRAMS: Final = Table(
         ("kind", TEXT),  # cumulative, delta
         ("unit", TEXT),
         ("attributes", TEXT),
+        STREAM,
     ),
 )
 COLLECTIVES: Final = Table(

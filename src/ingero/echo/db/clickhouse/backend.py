@@ -22,7 +22,7 @@ from ingero.echo.db.backend import DatabaseBackend, Kept
 from ingero.echo.db.clickhouse.client import connect, translate_errors
 from ingero.echo.db.clickhouse.reader import ServerReader
 from ingero.echo.db.clickhouse.settings import ClickHouseSettings
-from ingero.echo.db.clickhouse.tables import ROW_KEY, STATEMENTS, VERSION
+from ingero.echo.db.clickhouse.tables import ADDED_COLUMNS, ROW_KEY, STATEMENTS, VERSION
 from ingero.echo.db.deduplication import Keys
 from ingero.echo.db.errors import BrokenInstanceError
 from ingero.echo.db.reader import Reader
@@ -196,7 +196,7 @@ def _migrate(client: Client, now: datetime) -> None:
             )
         if before == VERSION:
             return
-        for statement in STATEMENTS:
+        for statement in (*STATEMENTS, *(ADDED_COLUMNS if before else ())):
             client.command(statement)
         client.command(
             f"INSERT INTO schema_migrations SELECT {{number:UInt32}}, {_MOMENT}",

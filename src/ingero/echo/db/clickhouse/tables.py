@@ -11,7 +11,7 @@ from typing import Final
 
 import pyarrow as pa
 
-from ingero.echo.schema.tables import APPENDED, NODES, Table
+from ingero.echo.schema.tables import APPENDED, EVENTS, HISTOGRAMS, NODES, STREAM, Table
 
 ROW_KEY: Final = "row_key"
 _NAMES: Final = frozenset({"cluster_id", "node_id", "metric_name"})
@@ -73,5 +73,11 @@ STATEMENTS: Final = (
 
 Without the secret (1), ``hangs`` (2), ``usage`` (3) or ``retention_clock`` (4).
 """
-VERSION: Final = 5
+ADDED_COLUMNS: Final = tuple(
+    f"ALTER TABLE {table.name} ADD COLUMN IF NOT EXISTS {name} {_type_of(name, dtype)} AFTER attributes"
+    for table in (EVENTS, HISTOGRAMS)
+    for name, dtype in (STREAM,)
+)
+"""What gives tables of an earlier schema their later columns: ``stream`` (5)."""
+VERSION: Final = 6
 """Of the tables above; raise it with a statement that brings older ones up to date."""
