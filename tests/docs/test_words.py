@@ -4,6 +4,7 @@ import ast
 import io
 import re
 import tokenize
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -47,6 +48,7 @@ PRIVATE = {  # further ones, in names only: as words of a sentence they are plai
     "least": "MIN_",
 }
 KEPT = {"plugin_told", "last_heard", "standing_s", "_STANDING_S"}  # names that users already read
+AVOIDED = (set(INSTEAD) | set(PRIVATE)) - {"most", "least"}
 FORBIDDEN = re.compile(rf"\b({'|'.join(INSTEAD)})(s|ed|ing)?\b", re.IGNORECASE)
 CODE = re.compile(r"```.*?```|`[^`\n]*`|\]\([^)]*\)", re.DOTALL)
 PAGES = sorted(
@@ -102,25 +104,29 @@ def read_prose(source):
     return "\n".join(lines).replace("``", "`")
 
 
+@cache
+def is_private(name):
+    """Whether a name has a word to avoid."""
+    parts = re.sub("([a-z])([A-Z])", r"\1_\2", name).lower().strip("_").split("_")
+    is_limit = name.isupper() and parts[0] in {"most", "least"}
+    return name not in KEPT and (is_limit or not AVOIDED.isdisjoint(parts))
+
+
 def find_private_names(source):
-    """Names of classes, functions, variables and attributes with a word to avoid, each once."""
-    words = (set(INSTEAD) | set(PRIVATE)) - {"most", "least"}
+    """Names of classes, functions, variables and attributes with a word to avoid."""
     for node in ast.walk(ast.parse(source)):
         for field in ("name", "id", "arg", "attr"):
             name = getattr(node, field, None)
-            if not isinstance(name, str) or name in KEPT:
-                continue
-            parts = re.sub("([a-z])([A-Z])", r"\1_\2", name).lower().strip("_").split("_")
-            is_limit = name.isupper() and parts[0] in {"most", "least"}
-            if is_limit or not words.isdisjoint(parts):
+            if isinstance(name, str) and is_private(name):
                 yield name
 
 
 def find_in_module(source):
-    """What `find_forbidden` and `find_private_names` find; modules without any of the letters are not parsed."""
-    if not re.search("|".join((*INSTEAD, *PRIVATE)), source, re.IGNORECASE):
-        return [], []
-    return find_forbidden(read_prose(source)), sorted(set(find_private_names(source)))
+    """What `find_forbidden` and `find_private_names` find; only a module with such letters or words is parsed."""
+    is_suspect = re.search("|".join(INSTEAD), source, re.IGNORECASE)
+    prose = find_forbidden(read_prose(source)) if is_suspect else []
+    is_named = any(map(is_private, set(re.findall(r"\w+", source))))
+    return prose, sorted(set(find_private_names(source))) if is_named else []
 
 
 def test_modules_use_words_that_the_field_uses():
