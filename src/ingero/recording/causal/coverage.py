@@ -6,7 +6,7 @@ are there plus the calls that were counted without a row are the least there can
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
@@ -122,6 +122,9 @@ class CallCounts:
             (key >> 48, key >> 8 & 0xFF) for key in np.unique(self._keys).tolist()
         }
         self._tallies = self._sum_up()
+        self._of_process: dict[int, dict[int, _Tally]] = {}
+        for key, tally in self._tallies.items():
+            self._of_process.setdefault(key >> 16, {})[key & 0xFFFF] = tally
 
     def _sum_up(self) -> dict[int, _Tally]:
         keys = np.union1d(self._row_keys, self._keys)
@@ -153,10 +156,7 @@ class CallCounts:
         stored = seen = total_ns = missing_ns = 0
         sources: set[int] = set()
         is_cut = self._recording.is_cut
-        for code in codes:
-            tally = self._tallies.get(_key(node, pid, code))
-            if tally is None:
-                continue
+        for code, tally in self._find(node, pid, codes):
             unstored = tally.unstored(is_cut=is_cut)
             stored, seen = stored + tally.rows, seen + tally.rows + unstored
             total_ns += max(tally.counted_ns, tally.row_ns)
@@ -170,6 +170,12 @@ class CallCounts:
         is_known = not sources or self._is_covered(node, sources)
         return Gap(stored, seen, total_ns, missing_ns, is_known)
 
+    def _find(self, node: int, pid: int, codes: Iterable[int]) -> Iterator[tuple[int, _Tally]]:
+        """Those of some operations that a process has: a few of the many that a rule asks for."""
+        of_process = self._of_process.get(node << 32 | pid, {})
+        for code in of_process.keys() & codes:
+            yield code, of_process[code]
+
     def _is_covered(self, node: int, sources: set[int]) -> bool:
         table = self._recording.coverage
         return sources <= set(table["source"][table["node"] == node].tolist())
@@ -177,12 +183,10 @@ class CallCounts:
     def total(self, node: int, pid: int, codes: Iterable[int]) -> tuple[int, int]:
         """(calls, ns in them) of some operations of a process: counted where they were, else of their rows."""
         calls = total_ns = 0
-        for code in codes:
-            tally = self._tallies.get(_key(node, pid, code))
-            if tally is not None:
-                is_short = self._recording.is_cut or tally.counted < tally.rows
-                calls += tally.rows if is_short else tally.counted
-                total_ns += tally.row_ns if is_short else tally.counted_ns
+        for _, tally in self._find(node, pid, codes):
+            is_short = self._recording.is_cut or tally.counted < tally.rows
+            calls += tally.rows if is_short else tally.counted
+            total_ns += tally.row_ns if is_short else tally.counted_ns
         return calls, total_ns
 
     def _within(self, wanted: list[int], span_ns: tuple[int, int]) -> tuple[IntArray, Records]:

@@ -32,6 +32,7 @@ _AGENT: Final = "ingero"
 _JOURNAL: Final = "jbd2/"
 _MAX_ROWS: Final = 100
 _MAX_STACKS: Final = 3
+_N_KINDS: Final = max(OpKind) + 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +67,9 @@ class EventRows:
 
     def of(self, *kinds: OpKind) -> EventRows:
         """The rows of these kinds."""
-        return self.where(np.isin(self.kinds, kinds))
+        is_wanted = np.zeros(_N_KINDS, np.bool_)
+        is_wanted[list(kinds)] = True
+        return self.where(is_wanted[self.kinds])
 
     def by(self, tid: int) -> EventRows:
         """The rows of one thread."""
