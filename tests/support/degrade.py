@@ -7,6 +7,7 @@ variant: they are kept beside the rows.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Final
@@ -32,6 +33,8 @@ _UNCOUNTED: Final = frozenset(
                HostOp.POD_EVICTION, HostOp.POD_OOM_KILL)
 )  # fmt: skip
 """Process life and what the orchestrator says: every record is delivered, none is counted by operation."""
+_EXEMPLAR: Final = int(EventFlag.EXEMPLAR)
+_SLOW: Final = int(EventFlag.SLOW)
 Select = Callable[[Events], Events]
 
 
@@ -63,27 +66,30 @@ def sample(
     flags = events["flags"].copy()
     keys = operation_keys(events).tolist()
     ends = events["start_ns"] + events["duration_ns"]
+    is_gpu = events["source"] == Source.GPU
+    is_whole = (is_gpu | ((flags & EventFlag.IN_FLIGHT) != 0)).tolist()
+    kinds = list(zip(events["source"].tolist(), events["op"].tolist(), strict=True))
+    calls = list(zip(events["duration_ns"].tolist(), events["ret_code"].tolist(), strict=True))
     for i in np.argsort(ends, kind="stable").tolist():
-        row = events[i]
-        kind = int(row["source"]), int(row["op"])
-        if kind in exact or row["source"] == Source.GPU or row["flags"] & EventFlag.IN_FLIGHT:
+        if is_whole[i] or kinds[i] in exact:
             weights[i] = 1
             continue
-        weights[i], flag = _choose(counts.setdefault(keys[i], _Count()), row, keep_one_in)
-        flags[i] |= flag
+        weights[i], flag = _choose(counts.setdefault(keys[i], _Count()), *calls[i], keep_one_in)
+        if flag:
+            flags[i] |= flag
     kept = events.copy()
     kept["weight"], kept["flags"] = weights, flags
     return kept[weights > 0]
 
 
-def _choose(count: _Count, row: np.void, keep_one_in: int) -> tuple[int, int]:
+def _choose(count: _Count, duration_ns: int, ret_code: int, keep_one_in: int) -> tuple[int, int]:
     """Weight of a call's record, 0 for none, and what it says about why."""
-    before, duration_ns = count.seen, int(row["duration_ns"])
+    before = count.seen
     count.seen += 1
     is_slow = before >= _SLOW_AFTER and duration_ns > _SLOW_RATIO * (count.total_ns // before)
     count.total_ns += duration_ns
-    if row["ret_code"] != 0 or before < KEEP_FIRST or is_slow:
-        return 1, int(EventFlag.EXEMPLAR) | (int(EventFlag.SLOW) if is_slow else 0)
+    if ret_code != 0 or before < KEEP_FIRST or is_slow:
+        return 1, _EXEMPLAR | (_SLOW if is_slow else 0)
     count.pending += 1
     if count.pending < keep_one_in:
         return 0, 0
@@ -159,24 +165,26 @@ def _counted(events: Events) -> Events:
 
 def _build_aggregates(ended: Events, stored: Events) -> Records:
     every, kept = _counted(ended), _counted(stored)
-    groups: dict[tuple[int, int], list[int]] = {}
-    for i, key in enumerate(
-        zip(_minutes(every).tolist(), operation_keys(every).tolist(), strict=True)
-    ):
-        groups.setdefault(key, []).append(i)
-    noted: dict[tuple[int, int], int] = {}
-    for key in zip(_minutes(kept).tolist(), operation_keys(kept).tolist(), strict=True):
-        noted[key] = noted.get(key, 0) + 1
-    rows = np.zeros(len(groups), AGGREGATE)
-    for row, (key, idx) in zip(rows, groups.items(), strict=True):
-        mine = every[idx]
-        row["bucket_ns"], row["count"], row["stored"] = key[0], len(idx), noted.get(key, 0)
-        for name in ("node", "source", "op", "pid"):
-            row[name] = mine[name][0]
-        row["sum_duration_ns"] = mine["duration_ns"].sum()
-        row["min_duration_ns"] = mine["duration_ns"].min()
-        row["max_duration_ns"] = mine["duration_ns"].max()
-        row["errors"] = find_failures(mine["source"], mine["op"], mine["ret_code"]).sum()
+    if not len(every):
+        return np.zeros(0, AGGREGATE)
+    noted = Counter(zip(_minutes(kept).tolist(), operation_keys(kept).tolist(), strict=True))
+    minutes, keys = _minutes(every), operation_keys(every)
+    order = np.lexsort((keys, minutes))
+    every, minutes, keys = every[order], minutes[order], keys[order]
+    is_first = np.diff(minutes, prepend=minutes[0] - 1) != 0
+    is_first |= np.diff(keys, prepend=keys[0] - 1) != 0
+    firsts = np.flatnonzero(is_first)
+    failed = find_failures(every["source"], every["op"], every["ret_code"]).astype(np.int64)
+    rows = np.zeros(len(firsts), AGGREGATE)
+    for name in ("node", "source", "op", "pid"):
+        rows[name] = every[name][firsts]
+    rows["bucket_ns"], rows["count"] = minutes[firsts], np.diff(firsts, append=len(every))
+    pairs = zip(minutes[firsts].tolist(), keys[firsts].tolist(), strict=True)
+    rows["stored"] = [noted[pair] for pair in pairs]
+    rows["sum_duration_ns"] = np.add.reduceat(every["duration_ns"], firsts)
+    rows["min_duration_ns"] = np.minimum.reduceat(every["duration_ns"], firsts)
+    rows["max_duration_ns"] = np.maximum.reduceat(every["duration_ns"], firsts)
+    rows["errors"] = np.add.reduceat(failed, firsts)
     return rows
 
 
