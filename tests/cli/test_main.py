@@ -10,6 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from tests.support.packaged_trace import write_first_steps
 
 from ingero.cli import main
 from ingero.cli.programs import echo
@@ -26,9 +27,15 @@ def shell(line, environ=None):
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("command", ["sim list", "replay AR --offline --json", "--help"])
-def test_reader_that_closes_the_pipe_is_no_error(command):
-    done = shell(f"ingero {command} | head -c 1 >/dev/null")
+@pytest.fixture(scope="module")
+def trace(tmp_path_factory):
+    """Of the packaged trace so much as has a verdict: what is printed is tested here, not how it is found."""
+    return write_first_steps(tmp_path_factory.mktemp("trace") / "AR.parquet", 4)
+
+
+@pytest.mark.parametrize("command", ["sim list", "replay {trace} --offline --json", "--help"])
+def test_reader_that_closes_the_pipe_is_no_error(command, trace):
+    done = shell(f"ingero {command.format(trace=trace)} | head -c 1 >/dev/null")
     assert (done.returncode, done.stderr) == (0, "")
 
 
@@ -41,8 +48,8 @@ def left():
         yield left
 
 
-def test_a_table_without_a_reader_is_no_error(left):
-    line = [*INGERO, "replay", "AR", "--offline"]
+def test_a_table_without_a_reader_is_no_error(left, trace):
+    line = [*INGERO, "replay", str(trace), "--offline"]
     done = subprocess.run(line, stdout=left, stderr=subprocess.PIPE, timeout=120, check=False)
     assert (done.returncode, done.stderr) == (0, b"")
 
@@ -66,9 +73,12 @@ def test_a_result_is_printed_whatever_becomes_of_standard_error(line, is_full, l
     assert json.loads(done.stdout)
 
 
-@pytest.mark.parametrize("line", ["demo incident", "query --db /nowhere.db", "replay AR --offline"])
+@pytest.mark.parametrize(
+    "line", ["demo incident", "query --db /nowhere.db", "replay {trace} --offline"]
+)
 @pytest.mark.parametrize(("wish", "has_colours"), [("", True), ("1", False)])
-def test_a_terminal_shows_colours_unless_the_user_wants_none(line, wish, has_colours):
+def test_a_terminal_shows_colours_unless_the_user_wants_none(line, wish, has_colours, trace):
+    line = line.format(trace=trace)
     ours, its = pty.openpty()
     environ = {**os.environ, "NO_COLOR": wish, "TERM": "xterm"}
     shown = b""
@@ -106,8 +116,8 @@ def test_no_file_of_ours_takes_the_place_of_a_standard_file_that_is_closed(tmp_p
     assert int(file.read_text()) > 2
 
 
-def test_full_device_is_one_line_and_a_failure():
-    done = shell("ingero replay AR --offline --json > /dev/full")
+def test_full_device_is_one_line_and_a_failure(trace):
+    done = shell(f"ingero replay {trace} --offline --json > /dev/full")
     assert done.returncode == 1
     assert done.stderr == "error: the output cannot be written: no space left on device\n"
 
@@ -267,9 +277,9 @@ def test_failure_without_an_interrupt_keeps_its_status():
 
 
 @pytest.mark.parametrize("encoding", ["ascii", "iso-8859-1", "utf-8"])
-@pytest.mark.parametrize("line", ["demo incident", "replay AR --offline"])
-def test_output_that_cannot_write_a_character_writes_its_number(line, encoding):
-    done = shell(f"ingero {line}", {"PYTHONIOENCODING": encoding})
+@pytest.mark.parametrize("line", ["demo incident", "replay {trace} --offline"])
+def test_output_that_cannot_write_a_character_writes_its_number(line, encoding, trace):
+    done = shell(f"ingero {line.format(trace=trace)}", {"PYTHONIOENCODING": encoding})
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout
 
