@@ -1,4 +1,5 @@
-"""One site for all tests of this folder: its programs take seconds to start."""
+"""One site for all tests of this folder: its programs take seconds to start, and while they run a Prometheus asks each
+of them every second."""
 
 import tempfile
 from pathlib import Path
@@ -12,13 +13,13 @@ from tests.e2e.prometheus import serve_config
 from ingero.testing.waiting import wait_until
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def site(tmp_path_factory):
     with run_site(tmp_path_factory.mktemp("site")) as running:
         yield running
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def scraper(site, tmp_path_factory):
     folder = tmp_path_factory.mktemp("prometheus")
     with serve_config(folder, shipped_config(site, folder)) as running:
