@@ -3,11 +3,13 @@
 import itertools
 import math
 import statistics
+from functools import cache
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from tests.support.properties import draw_examples
 
 from ingero.detect.ranks.autocorrelation import BlockMeans
 from ingero.detect.ranks.e_values import POOLED_KAPPAS, RANK_KAPPAS
@@ -74,6 +76,12 @@ def slow_dependence(history, limits, reach):
     return [max(math.ceil(length), 2) if is_wide else 1 for is_wide in wide]
 
 
+@cache
+def mean_power(kappa, n):
+    """By which a bet on a rank among ``n`` is divided, so that its mean is 1."""
+    return sum(j ** (kappa - 1) for j in range(1, n + 1)) / n
+
+
 def slow_edetector(costs, config):  # noqa: C901, PLR0912, PLR0915 - one loop that reads as the specification does
     """One group, one operation at a time, as the specification reads; returns (op, worker, tier, is_alarm)."""
     n_ops, m = costs.shape
@@ -91,8 +99,7 @@ def slow_edetector(costs, config):  # noqa: C901, PLR0912, PLR0915 - one loop th
     def bet(k, n, kappas):
         total = 0.0
         for kappa in kappas:
-            norm = sum(j ** (kappa - 1) for j in range(1, n + 1)) / n
-            total += k ** (kappa - 1) / norm
+            total += k ** (kappa - 1) / mean_power(kappa, n)
         return total / len(kappas)
 
     def majority(k, n):
@@ -261,18 +268,22 @@ def test_the_detector_agrees_with_the_loop_where_a_worker_is_slow_in_bursts(seed
 
 def test_a_worker_that_is_slow_in_bursts_is_found_once_and_clears_when_they_end():
     """One operation in ten takes three times as long: 20 % in the sum, nothing in the median."""
-    for seed in range(5):
-        costs = add_bursts(lognormal(seed, (2500, 1, 4)), 500, 1500, 10, 3.0, seed)
-        found, groups = detector(1, 4)
-        alarm, clear = [c for c in feed(found, groups, costs) if c.tier == ALARM]
+    n_groups = 5
+    parts = [
+        add_bursts(lognormal(seed, (2500, 1, 4)), 500, 1500, 10, 3.0, seed)
+        for seed in range(n_groups)
+    ]
+    found, groups = detector(n_groups, 4)
+    crossings = feed(found, groups, np.concatenate(parts, axis=1))
+    for group in range(n_groups):
+        alarm, clear = [c for c in crossings if (c.group, c.tier) == (group, ALARM)]
         assert (alarm.worker, alarm.by_sums, alarm.is_alarm) == (1, True, True)
         assert 500 <= alarm.onset_op <= 560, "the last time at which the wealth left 0"
         assert alarm.op < 900
         assert not clear.is_alarm
         assert 1500 <= clear.op < 2100
-    costs = add_bursts(lognormal(0, (2500, 1, 4)), 500, 1500, 10, 3.0)
     found, groups = detector(1, 4, use_sums=False)
-    assert feed(found, groups, costs) == []
+    assert feed(found, groups, parts[0]) == []
 
 
 @pytest.mark.parametrize("by_sums", [True, False])
@@ -286,46 +297,56 @@ def test_an_alarm_for_bursts_lasts_beside_new_peers_while_they_go_on(by_sums):
     assert not found.alarms.in_alarm[ALARM, 0, 1]
 
 
-@settings(max_examples=20, deadline=None)
-@given(st.lists(st.integers(1, 60), min_size=1, max_size=20), st.integers(0, 5))
-def test_how_operations_are_cut_into_blocks_changes_no_bit(cuts, seed):
-    n_ops = 400
-    costs = add_bursts(lognormal(seed, (n_ops, 2, 4)), 30, 250, 8, 3.0, seed)
+@cache
+def feed_at_once(seed):
+    """Costs of two groups, and what a detector makes of them when it gets them in one piece."""
+    costs = add_bursts(lognormal(seed, (400, 2, 4)), 30, 250, 8, 3.0, seed)
     costs[30:, 1, 2] *= 1.3
     whole, groups = detector(2, 4, alpha=1e-3)
-    crossings = feed(whole, groups, costs)
-    parts, _ = detector(2, 4, alpha=1e-3)
+    return costs, feed(whole, groups, costs), whole
+
+
+@draw_examples(8, 20)
+@given(st.lists(st.integers(1, 60), min_size=1, max_size=20), st.integers(0, 5))
+def test_how_operations_are_cut_into_blocks_changes_no_bit(cuts, seed):
+    costs, crossings, whole = feed_at_once(seed)
+    parts, groups = detector(2, 4, alpha=1e-3)
     again, at = [], 0
-    while at < n_ops:
-        size = min(cuts[at % len(cuts)], n_ops - at)
+    while at < len(costs):
+        size = min(cuts[at % len(cuts)], len(costs) - at)
         again += feed(parts, groups, costs[at : at + size])
         at += size
     assert sorted(map(str, again)) == sorted(map(str, crossings))
     assert (parts.wealth.slow == whole.wealth.slow).all()
 
 
-@settings(max_examples=20, deadline=None)
+@cache
+def feed_a_slow_worker(n_workers):
+    """Costs of a group of which one becomes slow, and the crossings of a detector that gets them as they are."""
+    costs = lognormal(n_workers, (60, 1, n_workers))
+    costs[20:, 0, 1] *= 1.4
+    found, groups = detector(1, n_workers)
+    return costs, [(c.op, c.worker, c.tier) for c in feed(found, groups, costs)]
+
+
+@draw_examples(10, 20)
 @given(st.floats(0.001, 1000.0))
 def test_the_unit_of_time_does_not_matter(scale):
-    costs = lognormal(1, (60, 1, 4))
-    costs[20:, 0, 1] *= 1.4
-    one, groups = detector(1, 4)
-    two, _ = detector(1, 4)
-    first = [(c.op, c.worker, c.tier) for c in feed(one, groups, costs)]
-    second = [(c.op, c.worker, c.tier) for c in feed(two, groups, costs * scale)]
+    costs, first = feed_a_slow_worker(4)
+    found, groups = detector(1, 4)
+    second = [(c.op, c.worker, c.tier) for c in feed(found, groups, costs * scale)]
+    assert first
     assert first == second
 
 
-@settings(max_examples=20, deadline=None)
+@draw_examples(10, 20)
 @given(st.permutations(range(5)))
 def test_the_order_of_workers_does_not_matter(order):
-    costs = lognormal(2, (60, 1, 5))
-    costs[20:, 0, 1] *= 1.4
-    one, groups = detector(1, 5)
-    two, _ = detector(1, 5)
-    first = {(c.op, c.worker, c.tier) for c in feed(one, groups, costs)}
-    second = {(c.op, order[c.worker], c.tier) for c in feed(two, groups, costs[:, :, order])}
-    assert first == second
+    costs, first = feed_a_slow_worker(5)
+    found, groups = detector(1, 5)
+    second = {(c.op, order[c.worker], c.tier) for c in feed(found, groups, costs[:, :, order])}
+    assert first
+    assert set(first) == second
 
 
 def test_equal_costs_are_no_evidence():
@@ -424,13 +445,14 @@ def test_two_slow_workers_of_four_are_found_because_each_is_in_the_upper_half():
 
 
 def test_the_onset_of_a_small_slowdown_is_where_it_began():
-    onsets = []
-    for seed in range(20):
-        costs = lognormal(seed, (600, 1, 4), sigma=0.02)
-        costs[300:, 0, 1] *= 1.06
-        found, groups = detector(1, 4)
-        first = [c for c in feed(found, groups, costs) if (c.worker, c.tier) == (1, NOTICE)]
-        onsets.append(first[0].onset_op)
+    n_groups = 20
+    costs = np.concatenate(
+        [lognormal(seed, (600, 1, 4), sigma=0.02) for seed in range(n_groups)], axis=1
+    )
+    costs[300:, :, 1] *= 1.06
+    found, groups = detector(n_groups, 4)
+    noticed = [c for c in feed(found, groups, costs) if (c.worker, c.tier) == (1, NOTICE)]
+    onsets = [next(c.onset_op for c in noticed if c.group == group) for group in range(n_groups)]
     assert 295 <= np.median(onsets) <= 305
     assert np.mean(np.abs(np.array(onsets) - 300) <= 32) >= 0.9
 

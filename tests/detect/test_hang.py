@@ -3,9 +3,10 @@
 import time
 from dataclasses import replace
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tests.detect.direct_hang import DirectHang
+from tests.support.properties import draw_examples
 
 from ingero.detect.hang import find_hang
 from ingero.model.hang import HangCause, PendingOp, RankState, RecordedOp, StoppedGroup
@@ -178,7 +179,7 @@ def jobs(draw):
     return found
 
 
-@settings(max_examples=200)
+@draw_examples(70, 200)
 @given(jobs())
 def test_what_is_found_for_all_ranks_of_an_operation_is_what_each_asked_alone_would_find(states):
     report, direct = find_hang(states), DirectHang(states)

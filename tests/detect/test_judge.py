@@ -4,8 +4,9 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from tests.support.properties import draw_examples
 from tests.support.synthetic_jobs import (
     JobShape,
     build_work,
@@ -423,7 +424,7 @@ def test_pushes_in_trace_time_give_the_verdicts_of_the_whole_recording(interval_
     assert canonical(found) == EXPECTED
 
 
-@settings(max_examples=25, deadline=None)
+@draw_examples(8, 25)
 @given(st.integers(0, 2**32 - 1), st.integers(1, 40), st.booleans())
 def test_interleaving_lateness_and_repeats_within_patience_change_nothing(seed, n_cuts, repeats):
     """Every run cut anywhere; pieces late by up to the reorder time, ranks late against each other at will."""

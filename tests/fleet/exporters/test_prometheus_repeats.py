@@ -7,6 +7,7 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from tests.fleet.exporters.scraped import NODE, WALL, sample
+from tests.support.properties import draw_examples
 
 from ingero.config import parse_model
 from ingero.fleet.exporters.prometheus.config import PrometheusConfig
@@ -202,7 +203,7 @@ def build(metrics):
 
 @BOTH
 @given(found=pushes(), expires_at=st.integers(3, 12))
-@settings(max_examples=600, phases=[Phase.explicit, Phase.reuse, Phase.generate])
+@settings(draw_examples(150, 600), phases=[Phase.explicit, Phase.reuse, Phase.generate])
 def test_what_repeats_is_stored_as_if_it_had_been_walked(encoding, found, expires_at):
     fast, walked = Site(Repetitions), Site(_Walked)
     for at, one in enumerate(found):
