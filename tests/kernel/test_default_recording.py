@@ -118,7 +118,7 @@ def test_a_leak_is_proved_by_every_allocation_and_free(tmp_path):
     # Over a second: growth is judged by quarters of the time, and a busy machine stops anybody for tens of milliseconds. Not
     # much longer: a busy machine has more rows beside these, and some 110 000 at once are kept whole.
     leak = (*INGERO, "sim", "run", "leak", "steps=6000", f"bytes={200 << 10}")
-    run("trace", "--db", database, "--json", "--", *leak)
+    run("trace", "--db", database, "--", *leak)
     incidents = explain(database)
     (leak,) = (one for one in incidents if one["rule"] == "memory_leak")
     assert leak["severity"] == "HIGH"

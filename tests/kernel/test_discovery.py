@@ -13,6 +13,7 @@ import signal
 import sqlite3
 import subprocess
 import sys
+from functools import partial
 from importlib.metadata import files
 from pathlib import Path
 
@@ -101,24 +102,36 @@ class Totals:
         return int(counts["seen"][is_it].sum())
 
 
-def trace(start, file=None):
+def trace(start, file):
     """Trace a process that waits, let it go on once its library is probed, and count its calls."""
-    totals = Totals()
+    totals, (pid,) = trace_in_turn([(start, file)])
+    return totals, pid
+
+
+def trace_in_turn(starts):
+    """The same for several in one trace, each started when the one before has ended; the totals, and whose calls they are."""
+    totals, pids, following = Totals(), [], iter(starts)
     settings = TraceSettings(engine=EngineSettings(host_probes=("process",)))
     with TraceSession(settings, [totals]) as session:
-        process = start()
-        is_gone = False
+        process, file, is_gone = None, None, False
 
         def is_over():
-            nonlocal is_gone
-            if not is_gone and session.engine.is_attached(file):
-                is_gone = True
-                process.stdin.write("go\n")
-                process.stdin.flush()
-            return process.poll() is not None
+            nonlocal process, file, is_gone
+            if process is not None and process.poll() is None:
+                if not is_gone and session.engine.is_attached(file):
+                    is_gone = True
+                    process.stdin.write("go\n")
+                    process.stdin.flush()
+                return False
+            start, file = next(following, (None, None))
+            if start is None:
+                return True
+            process, is_gone = start(), False
+            pids.append(process.pid)
+            return False
 
         session.run(is_over)
-    return totals, process.pid
+    return totals, pids
 
 
 def identity_of(path):
@@ -156,12 +169,13 @@ def as_nvidia_links(tmp_path_factory):
 def test_a_library_that_is_linked_as_nvidia_links_is_probed_in_every_process(
     as_nvidia_links, load, tmp_path
 ):
-    for number in range(20):
-        # A file of its own each time: what was probed before would hide what is not found now.
-        path = shutil.copy(as_nvidia_links, tmp_path / f"libcudart.so.{number}")
-        totals, pid = trace(lambda path=path: load(path), identity_of(path))
-        assert totals.seen(pid) == CALLS, number
-        assert not any(one.pid == pid for one in totals.last.unprobed)
+    # A file of its own each time: what was probed before would hide what is not found now.
+    paths = [
+        shutil.copy(as_nvidia_links, tmp_path / f"libcudart.so.{number}") for number in range(20)
+    ]
+    totals, pids = trace_in_turn([(partial(load, path), identity_of(path)) for path in paths])
+    assert [totals.seen(pid) for pid in pids] == [CALLS] * 20
+    assert not [one for one in totals.last.unprobed if one.pid in pids]
 
 
 @pytest.mark.slow
@@ -171,10 +185,9 @@ def test_nvidia_s_own_runtime_is_probed_in_every_process(load, tmp_path):
         for file in files("nvidia-cuda-runtime-cu12")
         if file.name == "libcudart.so.12"
     ]
-    for number in range(20):
-        path = shutil.copy(original, tmp_path / f"libcudart.so.{number}")
-        totals, pid = trace(lambda path=path: load(path), identity_of(path))
-        assert totals.seen(pid) == CALLS, number
+    paths = [shutil.copy(original, tmp_path / f"libcudart.so.{number}") for number in range(20)]
+    totals, pids = trace_in_turn([(partial(load, path), identity_of(path)) for path in paths])
+    assert [totals.seen(pid) for pid in pids] == [CALLS] * 20
 
 
 FORKER = """
@@ -310,12 +323,14 @@ def test_an_open_file_is_probed_after_its_process_and_its_name_are_gone(
 
 
 def test_a_library_that_is_deleted_right_after_it_was_loaded_is_probed(load, tmp_path):
-    for number in range(10):
-        path = tmp_path / f"libcudart.so.{number}"
-        shutil.copy(get_program().parent / "libcudart.so.12", path)
-        shutil.copy(get_program().parent / "libcuda.so.1", tmp_path)
-        totals, pid = trace(lambda path=path: load(path, "deleted"), identity_of(path))
-        assert totals.seen(pid) == CALLS, number
+    shutil.copy(get_program().parent / "libcuda.so.1", tmp_path)
+    paths = [
+        shutil.copy(get_program().parent / "libcudart.so.12", tmp_path / f"libcudart.so.{number}")
+        for number in range(10)
+    ]
+    starts = [(partial(load, path, "deleted"), identity_of(path)) for path in paths]
+    totals, pids = trace_in_turn(starts)
+    assert [totals.seen(pid) for pid in pids] == [CALLS] * 10
 
 
 def test_a_library_that_could_not_be_opened_is_told_and_probed_as_soon_as_it_can_be(load, tmp_path):
@@ -341,8 +356,8 @@ def test_a_library_that_could_not_be_opened_is_told_and_probed_as_soon_as_it_can
                 )
                 process = load(path, function="cuMemAlloc_v2", script=CALLER)
                 sentence = f"not probed, calls are missing: {path} of pid {process.pid}"
-                while sentence not in log.read_text():
-                    assert tracer.poll() is None, log.read_text()
+                wait_until(lambda: tracer.poll() is not None or sentence in log.read_text())
+                assert tracer.poll() is None, log.read_text()
             finally:
                 resource.prlimit(tracer.pid, resource.RLIMIT_NOFILE, limits)
             wait_until_told(tracer, lines, process, "event", "cuMemAlloc")
@@ -359,13 +374,20 @@ def test_a_library_that_could_not_be_opened_is_told_and_probed_as_soon_as_it_can
 
 def wait_until_told(tracer, lines, process, kind, op=None):
     """Read a trace's output, a growing file, until it has a line of this kind about a process."""
-    text, line = "", {}
-    while (line.get("type"), line.get("pid"), line.get("op")) != (kind, process.pid, op):
+    text = ""
+
+    def read_line():
+        nonlocal text
         text += lines.readline()
-        if text.endswith("\n"):
-            text, line = "", json.loads(text)
-        else:
+        if not text.endswith("\n"):
             assert tracer.poll() is None, "the trace ended"
+            return ""
+        whole, text = text, ""
+        return whole
+
+    line = {}
+    while (line.get("type"), line.get("pid"), line.get("op")) != (kind, process.pid, op):
+        line = json.loads(wait_until(read_line))
 
 
 def find_free_descriptor(pid):
@@ -393,8 +415,7 @@ def test_what_could_not_be_probed_is_in_the_output_the_recording_and_the_explana
     with subprocess.Popen(
         [sys.executable, "-c", script, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     ) as process:
-        while str(path) not in Path(f"/proc/{process.pid}/maps").read_text():
-            pass
+        wait_until(lambda: str(path) in Path(f"/proc/{process.pid}/maps").read_text())
         run = subprocess.run(
             [
                 *(sys.executable, "-m", "ingero", "trace", "--json", "--db", str(database)),
@@ -442,8 +463,7 @@ def test_calls_in_two_containers_of_one_image_are_counted_once(tmp_path, load):
                 process.stdout.readline()
             one, two = (identity_of(path / "libcuda.so.1") for path in mounts)
             assert one == two
-            while not session.engine.is_attached(one):
-                pass
+            wait_until(lambda: session.engine.is_attached(one))
             # Both were looked at: the later one cannot be probed again after this.
             session._discovery.scan([process.pid for process in processes])
             for process in processes:

@@ -19,6 +19,7 @@ from ingero.agent.capture.kernel.abi import ProcessEvent
 from ingero.agent.capture.probes.engine import EngineSettings
 from ingero.model.events import IoOp
 from ingero.sim.runner import get_program
+from ingero.testing.waiting import wait_until
 
 pytestmark = pytest.mark.kernel
 
@@ -263,10 +264,8 @@ def test_a_trace_of_named_processes_follows_their_children_and_ends_with_the_las
     script = f"{program} train gate=1 steps=11 <&3 & read line; {program} train steps=7 >&2; exit 0"
     shell = start("/bin/sh", "-c", f"exec 3<&0; {script}")
     children = Path(f"/proc/{shell.pid}/task/{shell.pid}/children")
-    while not (early := children.read_text().split()):
-        pass
-    while Path(f"/proc/{early[0]}/comm").read_text() != "workload\n":
-        pass
+    early = wait_until(lambda: children.read_text().split())
+    wait_until(lambda: Path(f"/proc/{early[0]}/comm").read_text() == "workload\n")
     tracer = subprocess.Popen(
         [*TRACE, "--no-record", "--pid", str(shell.pid)],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=PLAIN,
@@ -289,8 +288,7 @@ def test_a_trace_of_named_processes_follows_their_children_and_ends_with_the_las
 
 def test_a_trace_of_a_process_that_has_ended_by_then_ends(start):
     zombie = start("/bin/true")
-    while " Z " not in Path(f"/proc/{zombie.pid}/stat").read_text():
-        pass
+    wait_until(lambda: " Z " in Path(f"/proc/{zombie.pid}/stat").read_text())
     done = subprocess.run(
         [*TRACE, "--no-record", "--pid", str(zombie.pid)],
         capture_output=True, text=True, check=True, env=PLAIN,

@@ -18,6 +18,7 @@ from ingero.agent.capture.kernel.capabilities import Capability
 from ingero.agent.capture.probes.modes import choose_way
 from ingero.config.environment import PROBE_MODE, ProbeMode, read_probe_mode
 from ingero.sim.runner import get_program
+from ingero.testing.waiting import wait_until
 
 pytestmark = pytest.mark.kernel
 
@@ -185,10 +186,8 @@ def test_perf_events_without_the_capability_that_they_need_are_refused_before_an
 @pytest.mark.timeout(400)
 def test_a_program_and_what_it_simulates_end_with_a_tracer_that_is_killed(start):
     tracer = start([*TRACE, "--", sys.executable, "-m", "ingero", "sim", "run", "hang"])
-    while not (held := children_of(tracer.pid)):
-        pass
-    while not (simulated := children_of(held[0])):
-        pass
+    held = wait_until(lambda: children_of(tracer.pid))
+    simulated = wait_until(lambda: children_of(held[0]))
     ends = [os.pidfd_open(int(pid)) for pid in (*held, *simulated)]
     tracer.kill()
     for end in ends:

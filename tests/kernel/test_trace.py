@@ -22,6 +22,7 @@ from ingero.model.events import CudaOp, EventFlag, NcclOp, OffCpuReason, Source
 from ingero.recording.store.event_loader import LoadFilter
 from ingero.recording.store.reader import load_recording
 from ingero.sim.runner import get_program
+from ingero.testing.waiting import wait_until
 from ingero.units import NS_PER_S
 
 pytestmark = pytest.mark.kernel
@@ -160,8 +161,7 @@ def test_a_signal_ends_the_trace_and_its_program_with_the_last_counts(number, st
         while (line := tracer.stderr.readline()) != "hanging\n":
             assert line.startswith("without NVML")
         children = Path(f"/proc/{tracer.pid}/task/{tracer.pid}/children").read_text().split()
-        while not any(is_sleeping(child) for child in children):
-            pass
+        wait_until(lambda: any(is_sleeping(child) for child in children))
         tracer.send_signal(number)
         out, _ = tracer.communicate()
     assert tracer.returncode == status
@@ -298,8 +298,7 @@ def test_a_library_that_was_deleted_after_it_was_loaded_is_found(tmp_path, start
         [str(copy / "workload"), "sync", "gate=1", "steps=53"],
     )  # fmt: skip
     maps = Path(f"/proc/{process.pid}/maps")
-    while "libnccl" not in maps.read_text():
-        pass
+    wait_until(lambda: "libnccl" in maps.read_text())
     shutil.rmtree(copy)
     collector = Collector()
     trace_until_exit(process, collector)
