@@ -5,6 +5,7 @@ Each told once, worse ones again, and never one that all of the recording does n
 
 from concurrent.futures import Executor, Future
 from dataclasses import replace
+from functools import cache
 
 import numpy as np
 import pytest
@@ -31,6 +32,16 @@ from ingero.recording.scenarios.catalog import SCENARIOS
 from ingero.units import NS_PER_MS, NS_PER_S
 
 WORKLOADS = {scenario.name: scenario.build for scenario in SCENARIOS} | FAULTS
+# Tests of one workload run in one process, in which it is built and watched once.
+every_workload = pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=pytest.mark.xdist_group(f"of {name}")) for name in sorted(WORKLOADS)],
+)
+
+
+@cache
+def record(name):
+    return WORKLOADS[name]().build()
 
 
 class AtOnce(Executor):
@@ -87,9 +98,8 @@ def feed(recent, recording, n_parts=3):
         yield
 
 
-def watched(build, max_rows=100_000, n_parts=3):
+def watched(recording, max_rows=100_000, n_parts=3):
     """What is told of a workload, look by look, and the verdict."""
-    recording = build().build()
     recent = RecentRecording(recording.sessions[0], max_rows)
     told = []
     watch = IncidentWatch(recent, lambda one, _start_ns: told.append(one), pool=AtOnce())
@@ -128,21 +138,21 @@ def whole():
 
     def get(name):
         if name not in made:
-            made[name] = watched(WORKLOADS[name])
+            made[name] = watched(record(name))
         return made[name]
 
     return get
 
 
-@pytest.mark.parametrize("name", sorted(WORKLOADS))
+@every_workload
 def test_the_verdict_of_all_rows_is_that_of_the_recording(name, whole):
     told, watch = whole(name)
-    truth = explain(degrade(WORKLOADS[name]().build(), lambda events: events))
+    truth = explain(degrade(record(name), lambda events: events))
     assert keys_of(watch.verdict.incidents) == keys_of(truth.incidents)
     assert {identify(one) for one in truth.incidents} <= {identify(one) for one in told}
 
 
-@pytest.mark.parametrize("name", sorted(WORKLOADS))
+@every_workload
 def test_each_is_told_once_at_each_severity(name, whole):
     told, _ = whole(name)
     order = [Severity.LOW, Severity.MEDIUM, Severity.HIGH]
@@ -156,8 +166,8 @@ def test_each_is_told_once_at_each_severity(name, whole):
 @pytest.mark.parametrize("name", sorted(HEALTHY))
 @pytest.mark.parametrize("part", [1.0, 0.3])
 def test_a_healthy_workload_is_accused_in_no_part(name, part):
-    n_rows = len(HEALTHY[name]().build().events)
-    told, watch = watched(HEALTHY[name], max(int(n_rows * part), 1))
+    recording = HEALTHY[name]().build()
+    told, watch = watched(recording, max(int(len(recording.events) * part), 1))
     assert told == []
     assert watch.verdict.incidents == ()
 
@@ -167,13 +177,13 @@ LESS_SPECIFIC = {"noisy_neighbour": "preemption", "graph_contended": "preemption
 
 
 @pytest.mark.parametrize("part", [0.5, 0.2])
-@pytest.mark.parametrize("name", sorted(WORKLOADS))
+@every_workload
 def test_a_bound_accuses_nobody_new(name, part, whole):
-    recording = WORKLOADS[name]().build()
+    recording = record(name)
     all_told, _ = whole(name)
     truth = {(one.rule, one.node, one.pid, one.rank) for one in all_told}
     truth |= {(LESS_SPECIFIC[rule], *rest) for rule, *rest in truth if rule in LESS_SPECIFIC}
-    told, watch = watched(WORKLOADS[name], max(int(len(recording.events) * part), 1))
+    told, watch = watched(recording, max(int(len(recording.events) * part), 1))
     said = {(one.rule, one.node, one.pid, one.rank) for one in (*told, *watch.verdict.incidents)}
     assert said <= truth
 
