@@ -438,6 +438,7 @@ def test_fleet_with_tls_and_bearers_takes_pushes_of_those_who_have_both(folder, 
         assert local_http.post(url, json=body, verify=context).status_code == 401
         with pytest.raises(httpx.TransportError):
             local_http.post(url, json=body, verify=bare, headers=bearer)
+        process.kill()  # asked to end, it would try half a minute long to reach an Echo that is not there
 
 
 def test_echo_makes_backups_on_the_volume_that_is_named_for_them():
@@ -544,6 +545,7 @@ def test_a_trace_pushes_to_a_fleet_that_wants_a_certificate_and_a_bearer(tmp_pat
         wait_for(agent, "agent", traced, traced_log)
         page = f"http://127.0.0.1:{fleet.port(8888)}/metrics"
         wait_until(lambda: 'nodes{cluster_id="c"} 1' in local_http.get(page).text, 60)
+        process.kill()  # as above
 
 
 def test_the_agents_settings_file_is_one_that_it_takes_and_a_change_of_it_changes_the_pod(folder):

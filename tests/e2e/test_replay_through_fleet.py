@@ -92,7 +92,7 @@ def test_a_culprit_that_recovered_is_named_by_both_paths(recovered):
     offline = replay("--offline", trace=recovered)
     assert offline["culprits"] == [{"dp_rank": 0, "stage": 0}]
     assert "recovered" in offline["verdicts"][0]["reason"]
-    assert replay("--speed", "400", trace=recovered) == offline
+    assert replay("--speed", "400", "--interval", "30s", trace=recovered) == offline
 
 
 def test_only_the_injected_worker_is_a_culprit_and_within_a_step(offline):
@@ -149,14 +149,14 @@ def ask_verdicts(fleet, cluster):
 def test_replay_into_a_running_fleet_leaves_it_running(short):
     with run_local_fleet() as fleet:
         result = replay(
-            "--speed", "1000",
+            "--speed", "1000", "--interval", "60s",
             "--fleet", fleet.url(OTLP_HTTP),
             "--admin", fleet.url(ADMIN),
             "--cluster-id", "prod a",
             trace=short,
         )  # fmt: skip
         assert result["culprits"] == [{"dp_rank": 0, "stage": 0}]
-        again = replay("--speed", "1000", "--fleet", fleet.url(OTLP_HTTP),
+        again = replay("--speed", "1000", "--interval", "60s", "--fleet", fleet.url(OTLP_HTTP),
                        "--admin", fleet.url(ADMIN), trace=short)  # fmt: skip
         assert again["culprits"] == result["culprits"]
 
