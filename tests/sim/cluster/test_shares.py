@@ -10,6 +10,7 @@ from ingero.sim.cluster.cleanup import open_cleanup
 from ingero.sim.cluster.shares import (
     DISKS,
     PROCESSORS,
+    HostShares,
     ProcessorShare,
     count_processors,
     find_least_part,
@@ -192,3 +193,23 @@ def test_controllers_that_were_on_or_that_others_use_stay_on(unified, before, gr
     make_group(unified, group, **values)
     run_hosts()
     assert control.read_text() == "+cpu"
+
+
+def test_hosts_have_the_whole_machine_while_a_run_of_the_job_loads_but_those_with_a_fault(tmp_path):
+    shares = []
+    for host in range(2):
+        (tmp_path / str(host)).mkdir()
+        shares.append(ProcessorShare(tmp_path / str(host), True, 0.5))
+
+    def read():
+        return [(tmp_path / str(host) / "cpu.max").read_text() for host in range(2)]
+
+    hosts = HostShares(shares)
+    hosts.divide(is_loading=True)
+    assert read() == ["10000 10000", "10000 10000"]
+    hosts.divide(is_loading=False)
+    assert read() == ["5000 10000", "5000 10000"]
+    hosts.hit(1, 0.5)
+    assert read() == ["5000 10000", "2500 10000"]
+    hosts.divide(is_loading=True)  # the job was requeued
+    assert read() == ["10000 10000", "2500 10000"]

@@ -31,7 +31,7 @@ from ingero.sim.cluster.faults import Fault
 from ingero.sim.cluster.fleets import FleetView, RunningFleets
 from ingero.sim.cluster.hosts import Cluster, open_cluster
 from ingero.sim.cluster.run import LIVE, find_libraries
-from ingero.sim.cluster.shares import ProcessorShare, open_shares
+from ingero.sim.cluster.shares import HostShares, ProcessorShare, open_shares
 from ingero.sim.cluster.slurm import PACKAGES, RunningSlurm, SlurmNode, run_slurm, why_no_slurm
 from ingero.sim.cluster.slurm_job import SlurmJob
 from ingero.sim.cluster.twin import TwinKind, measure_twin
@@ -230,6 +230,8 @@ def _open_story(
     progress.watch.stage = "starting Slurm, Fleet and the agents"
     follow(progress)
     shares = stack.enter_context(open_shares(n_hosts, cleanup, n_busy=up.n_ranks))
+    divided = HostShares(shares)
+    divided.divide(is_loading=True)  # Slurm's daemons start on the hosts too
     cleanup.add("rm", "-rf", "--", str(folder))  # what a killed run still wrote
     reachable = f"receivers.otlp.protocols.http.endpoint={cluster.address}:0"
     kept = echo.fleet_overrides if echo else ()
@@ -254,7 +256,9 @@ def _open_story(
     job = stack.enter_context(SlurmJob(slurm, up.job, up.n_ranks, folder, clock))
     view = FleetView(RunningFleets([fleet], (), clock), cluster_id, client)
     views = ActViews(view, slurm, job, remediator, policy)
-    return _Story(settings, views, shares, progress, follow, clock, clock.mono_ns())
+    # At the end too: a job that loads leaves next to nothing for those that end before it.
+    stack.callback(divided.divide, is_loading=False)
+    return _Story(settings, views, divided, progress, follow, clock, clock.mono_ns())
 
 
 def _run_slurm(
@@ -292,7 +296,7 @@ class _Story:
 
     settings: ActSettings
     views: ActViews
-    shares: Sequence[ProcessorShare]
+    shares: HostShares
     progress: ActProgress
     follow: Callable[[ActProgress], None]
     clock: Clock
@@ -317,7 +321,7 @@ class _Story:
         """Turn every fault on."""
         for fault in self.settings.up.faults:
             assert fault.rank is not None
-            self.shares[fault.rank].limit(fault.amount)
+            self.shares.hit(fault.rank, fault.amount)
         faults = self.settings.up.faults
         names = ", ".join(f"{fault.kind} of rank {fault.rank}" for fault in faults)
         self.progress.watch.stage = f"running with {names}" if names else "running"
@@ -364,6 +368,7 @@ class _Story:
         self.progress.now_ns = self.clock.mono_ns()
         self.progress.watch.since_fault_ns = self.progress.since("fault")
         self.views.update(self.progress)
+        self.shares.divide(is_loading=not self.progress.runs[-1])
         poll_ns = 0 if self._is_pending() else _SLURM_POLL_NS
         if self.progress.now_ns - self.answered_ns >= poll_ns:
             self._ask_slurm()

@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
@@ -111,6 +111,38 @@ class ProcessorShare:
             else:
                 name = "blkio.throttle.read_bps_device"
                 _write(self.disk_folder / name, f"{number} {bytes_per_s}")
+
+
+@dataclass(slots=True)
+class HostShares:
+    """The hosts' processor time: the whole machine while the job only loads libraries, in each of its runs.
+
+    Attributes:
+        shares: By host.
+        parts: What hosts with a fault have, whatever the job does.
+        is_loading: Whether they divide the whole machine now.
+    """
+
+    shares: Sequence[ProcessorShare]
+    parts: dict[int, float] = field(default_factory=dict)
+    is_loading: bool = False
+
+    def hit(self, host: int, part: float) -> None:
+        """From now on a host has this part of its share."""
+        self.parts[host] = part
+        self.shares[host].limit(part)
+
+    def divide(self, *, is_loading: bool) -> None:
+        """Give every host but those with a fault its share of the whole machine, or its own and no more.
+
+        Args:
+            is_loading: The job's log shows no step yet.
+        """
+        if is_loading == self.is_loading:
+            return
+        self.is_loading = is_loading
+        for host, share in enumerate(self.shares):
+            share.limit(self.parts.get(host, WHOLE if is_loading else 1.0))
 
 
 def list_disks(disks: Path = _DISKS) -> list[str]:
