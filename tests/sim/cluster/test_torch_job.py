@@ -175,6 +175,14 @@ def test_an_interpreter_without_torch_is_refused(tmp_path):
     assert "--python" in refused.value.hint
 
 
+def test_torch_is_found_without_importing_it_which_takes_seconds(tmp_path, monkeypatch):
+    script = tmp_path / "job.py"
+    script.touch()
+    (tmp_path / "torch.py").write_text("raise ImportError('it was imported')\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    assert choose_job(str(script), (), sys.executable).file == script
+
+
 def test_an_interpreter_is_found_by_what_lies_beside_it(tmp_path):
     for name in ("plain", "with"):
         (tmp_path / name / "bin").mkdir(parents=True)

@@ -42,6 +42,10 @@ _POLL_S: Final = 0.02
 _FAULT: Final = "INGERO_JOB_FAULT"
 _FAULT_FILE: Final = "INGERO_JOB_FAULT_FILE"
 _N_LINES: Final = 8
+_FIND_TORCH: Final = """
+import importlib.util, sys
+sys.exit(None if importlib.util.find_spec("torch") else "No module named 'torch'")
+"""
 _LIBRARIES: Final = (
     "lib/python3*/site-packages/torch/lib/libtorch_cpu.so",
     "lib/python3*/site-packages/nvidia/*/lib/libnccl.so.2",
@@ -90,13 +94,15 @@ class JobHost:
 def choose_job(file: str, arguments: Sequence[str], python: str) -> JobFile:
     """The job that a user named.
 
+    Torch is looked for and not imported, which takes seconds: each rank does that, and says so where it fails.
+
     Args:
         file: The script.
         arguments: Its arguments.
         python: The interpreter; empty looks for one.
 
     Raises:
-        ConfigError: There is no such script, or the interpreter cannot import torch.
+        ConfigError: There is no such script, or the interpreter has no torch.
         UnsupportedError: No interpreter has torch.
     """
     path = Path(file).absolute()
@@ -111,7 +117,7 @@ def choose_job(file: str, arguments: Sequence[str], python: str) -> JobFile:
         )
     try:
         result = subprocess.run(
-            [found, "-c", "import torch"], capture_output=True, text=True, check=False
+            [found, "-c", _FIND_TORCH], capture_output=True, text=True, check=False
         )
     except OSError as error:
         raise ConfigError(f"--python {found}: {error.strerror}") from error
