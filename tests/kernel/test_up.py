@@ -6,18 +6,20 @@ import select
 import signal
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-pytestmark = [pytest.mark.kernel, pytest.mark.slow, pytest.mark.live]
+pytestmark = [pytest.mark.kernel, pytest.mark.slow]
 PROGRAM = "from ingero.cli.main import main; main()"
 
 
 def up(*arguments):
     """Run it and return its last JSON object."""
     result = subprocess.run(
-        [sys.executable, "-c", PROGRAM, "up", "--json", "--push-interval", "2s", *arguments],
+        [sys.executable, "-c", PROGRAM, "up", "--json", "--push-interval", "1s", *arguments],
         capture_output=True,
         text=True,
         timeout=110,
@@ -50,8 +52,36 @@ def find_children(pid):
     return [os.pidfd_open(child) for child in found]
 
 
-def test_slow_rank_is_named_and_the_others_are_its_victims():
-    result = up("--ranks", "4", "--fault", "slow-rank:1:1.5x", "--duration", "40s")
+@contextmanager
+def start_both(**runs):
+    """Two runs at once: simulated ranks sleep most of the time, and the faults are far from what one costs the other."""
+    with ThreadPoolExecutor(len(runs)) as pool:
+        yield {
+            name: pool.submit(up, *arguments, "--duration", "40s")
+            for name, arguments in runs.items()
+        }
+
+
+@pytest.fixture(scope="module")
+def slow():
+    with start_both(
+        rank=("--ranks", "4", "--fault", "slow-rank:1:1.5x"),
+        link=("--ranks", "6", "--fault", "slow-link:3"),
+    ) as runs:
+        yield runs
+
+
+@pytest.fixture(scope="module")
+def hanging():
+    with start_both(
+        pause=("--ranks", "4", "--fault", "pause:2"), kill=("--ranks", "4", "--fault", "kill:2")
+    ) as runs:
+        yield runs
+
+
+@pytest.mark.live
+def test_slow_rank_is_named_and_the_others_are_its_victims(slow):
+    result = slow["rank"].result()
     assert result["isolation"] == "network namespaces"
     assert result["culprits"] == [1]
     assert result["victims"] == [0, 2, 3]
@@ -59,8 +89,9 @@ def test_slow_rank_is_named_and_the_others_are_its_victims():
     assert result["detection_s"] > 0
 
 
-def test_slow_link_is_the_network_and_nobodys_own_work():
-    result = up("--ranks", "6", "--fault", "slow-link:3", "--duration", "40s")
+@pytest.mark.live
+def test_slow_link_is_the_network_and_nobodys_own_work(slow):
+    result = slow["link"].result()
     assert result["network"] == [2, 3]
     assert result["culprits"] == []
     assert result["wrongly_named"] == []
@@ -68,9 +99,10 @@ def test_slow_link_is_the_network_and_nobodys_own_work():
     assert (result["diagnosis"]["rank"], result["diagnosis"]["cause"]) == (3, "network-delay")
 
 
+@pytest.mark.live
 @pytest.mark.parametrize(("kind", "cause"), [("pause", "stopped"), ("kill", "ended")])
-def test_rank_that_stops_is_a_hang_of_that_rank_alone(kind, cause):
-    result = up("--ranks", "4", "--fault", f"{kind}:2", "--duration", "40s")
+def test_rank_that_stops_is_a_hang_of_that_rank_alone(kind, cause, hanging):
+    result = hanging[kind].result()
     assert result["missing_ranks"] == [2]
     assert result["culprits"] == []
     (root,) = result["hang"]["roots"]
@@ -129,6 +161,7 @@ def test_killed_run_leaves_no_process_namespace_or_link():
 JOBS = Path(__file__).resolve().parents[2] / "examples/jobs"
 
 
+@pytest.mark.live
 @pytest.mark.torch
 def test_real_job_whose_disk_is_slow_is_told_by_its_rank_and_why():
     """A host that lacks processor time is in `test_up_slurm`."""
@@ -146,6 +179,7 @@ def test_real_job_whose_disk_is_slow_is_told_by_its_rank_and_why():
     assert not list(Path("/sys/fs/cgroup").glob("**/ingero-*-2"))
 
 
+@pytest.mark.live
 @pytest.mark.torch
 def test_real_job_that_is_slow_in_python_is_told_by_its_line_and_not_by_its_quota():
     fault = ("--fault", "slow-python:2:40ms", "--duration", "60s")
@@ -159,6 +193,7 @@ def test_real_job_that_is_slow_in_python_is_told_by_its_line_and_not_by_its_quot
     assert "compute_in_python" in lines
 
 
+@pytest.mark.live
 @pytest.mark.torch
 def test_real_job_with_uneven_batches_names_nobody_and_says_that_they_compute_more():
     fault = ("--fault", "imbalance:2x", "--duration", "30s")
@@ -191,6 +226,7 @@ for step in range(100_000):
 """
 
 
+@pytest.mark.live
 @pytest.mark.torch
 def test_real_job_with_a_rank_that_was_slow_from_the_start_is_explained_by_its_peers(tmp_path):
     job = tmp_path / "job.py"

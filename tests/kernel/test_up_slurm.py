@@ -9,22 +9,17 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = [
-    pytest.mark.kernel,
-    pytest.mark.slurm,
-    pytest.mark.torch,
-    pytest.mark.slow,
-    pytest.mark.live,
-]
+pytestmark = [pytest.mark.kernel, pytest.mark.slurm, pytest.mark.torch, pytest.mark.slow]
 PROGRAM = "from ingero.cli.main import main; main()"
 JOB = Path(__file__).resolve().parents[2] / "examples/jobs/ddp_checkpoint.py"
-UP = [sys.executable, "-c", PROGRAM, "up", "--slurm", "--job", str(JOB)]
+UP = [sys.executable, "-c", PROGRAM, "up", "--slurm", "--ranks", "4", "--job", str(JOB)]
 LIMIT_S = 600
 
 
+@pytest.mark.live
 @pytest.mark.timeout(LIMIT_S)
 def test_the_slow_ranks_node_is_drained_and_the_job_ends_on_the_spare_from_its_checkpoint():
-    fault = ("--ranks", "4", "--spares", "1", "--fault", "cpu-quota:2:50%", "--act", "auto")
+    fault = ("--spares", "1", "--fault", "cpu-quota:2:50%", "--act", "auto")
     told = ("--echo", "--gpu-rate", "36")
     command = [*UP, "--json", *fault, *told, "--", "--steps", "450"]
     run = subprocess.run(command, capture_output=True, text=True, check=False)
