@@ -3,6 +3,8 @@
 import signal
 import subprocess
 import sys
+import tempfile
+from pathlib import Path
 
 import pytest
 from tests.support.unprivileged import AS_UNPRIVILEGED
@@ -89,12 +91,24 @@ def test_every_collective_of_every_rank_of_two_jobs_arrives_once_with_its_times(
     assert '"state"' in out
 
 
-def test_without_root_it_says_what_to_do():
+@pytest.fixture
+def kept():
+    """A folder that anybody enters, with what an agent of root keeps."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        folder.chmod(0o755)
+        (folder / "spill").mkdir(mode=0o700)
+        (folder / "baseline.json").touch(mode=0o600)
+        yield folder
+
+
+def test_without_root_it_says_what_to_do_also_where_root_has_kept_something(kept):
     result = subprocess.run(
         [
             *AS_UNPRIVILEGED,
             *(sys.executable, "-c", PROGRAM, "fleet-push"),
             *("--fleet-endpoint", "127.0.0.1:1", "--fleet-insecure", "--fleet-cluster-id", "c"),
+            *("--fleet-spill-dir", kept / "spill", "--fleet-persist-path", kept / "baseline.json"),
         ],
         capture_output=True,
         text=True,

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from ingero.telemetry.clock import Clock
 
 
+# Where an agent of root keeps something, another user is asked for root, not refused a path that is there by default.
+_OWN_PATH: Final = click.Path(path_type=Path, readable=False)
 MAX_GID: Final = 2**32 - 2
 """Of a gid_t, whose last number stands for none."""
 
@@ -80,12 +82,15 @@ class PushConfig:
         "Bearer token; read again for each push.", default=None
     )
     fleet_persist_path: Path = option(
-        "Where the baseline is kept.", default=Path("/var/lib/ingero/health-baseline.json")
+        "Where the baseline is kept.",
+        default=Path("/var/lib/ingero/health-baseline.json"),
+        type=_OWN_PATH,
     )
     fleet_persist_stale_age: int = duration("Oldest baseline to start from.", default="10m")
     fleet_spill_dir: Path = option(
         "Where collectives wait while no Fleet takes them; one agent's alone.",
         default=Path("/var/lib/ingero/spill"),
+        type=_OWN_PATH,
     )
     fleet_spill_size: int = size(
         "Most that they take of the disk, beyond which the oldest go; 0 keeps them in memory alone.",
@@ -132,7 +137,9 @@ class RemediateConfig:
     section: ClassVar = "remediate"
 
     remediate: bool = option("Tell local readers of episodes on a Unix socket.", default=False)
-    remediate_socket: Path = option("Its path.", default=Path(DEFAULT_REMEDIATE_SOCKET))
+    remediate_socket: Path = option(
+        "Its path.", default=Path(DEFAULT_REMEDIATE_SOCKET), type=_OWN_PATH
+    )
     remediate_gid: int = option(
         "Group that may read it; -1 for none.",
         default=DEFAULT_REMEDIATE_GID,

@@ -5,7 +5,7 @@ import errno
 import pytest
 
 from ingero.errors import ConfigError
-from ingero.sim.cluster import recording
+from ingero.job_traces import operations
 from ingero.sim.cluster.recording import open_recording
 from ingero.sim.cluster.result import Progress, UpSettings
 from ingero.units import NS_PER_S
@@ -30,7 +30,7 @@ def test_a_recording_that_fails_half_way_leaves_the_file_of_before(tmp_path, mon
         path.write_bytes(b"half")
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(recording, "write_operations", write_half)
+    monkeypatch.setattr(operations, "write_operations", write_half)
     kept = tmp_path / "run.parquet"
     kept.write_bytes(b"of before")
     with pytest.raises(OSError, match="No space"), record_to(kept, tmp_path / "up"):
