@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Final
 
 from scripts.machines.guest.running import CheckError
@@ -23,12 +24,50 @@ _TOLERANCE: Final = 0.25
 """Of the time: a signal takes effect a while after it was sent, in an emulated machine more so."""
 
 
+_ATTEMPTS: Final = 8
+_LONGEST_PULSE_S: Final = 0.2
+"""On average: where they last longer, the whole machine stood still, and what was seen says nothing about the look."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Looked:
+    """One look at a process that is stopped half of the time.
+
+    Attributes:
+        found: Share of the time for which the look says that it was stopped.
+        was: Share for which it was.
+        n_lost: Switches that the look has lost.
+        pulse_s: How long a pulse lasted, of `_PULSE_S`; mean.
+    """
+
+    found: float
+    was: float
+    n_lost: int
+    pulse_s: float
+
+
 def check_look() -> str:
     """A process that is stopped half of the time is seen to be, and no switch is lost.
 
     Raises:
         CheckError: It is not.
     """
+    looks = (_look() for _ in range(_ATTEMPTS))
+    looked = next((one for one in looks if one.pulse_s <= _LONGEST_PULSE_S), None)
+    if looked is None:
+        raise CheckError(
+            f"in each of {_ATTEMPTS} looks pulses of {_PULSE_S} s lasted twice as long: "
+            "give the machine more of a processor"
+        )
+    if looked.n_lost:
+        raise CheckError(f"{looked.n_lost} switches were lost")
+    said = f"stopped for {looked.found:.0%} of the time, and it was for {looked.was:.0%}"
+    if abs(looked.found - looked.was) > _TOLERANCE:
+        raise CheckError(said)
+    return said
+
+
+def _look() -> _Looked:
     command = [sys.executable, "-c", _SPIN]
     with (
         subprocess.Popen(command, stdout=subprocess.PIPE) as process,
@@ -46,6 +85,7 @@ def check_look() -> str:
                 lambda start_ns, now_ns: now_ns - start_ns >= _WATCH_NS,
             )
             pause, stops = threading.Event(), []
+            began_s, n_pulses = time.monotonic(), 0
             while not looking.done():
                 process.send_signal(signal.SIGSTOP)
                 start_ns = time.monotonic_ns()
@@ -53,6 +93,8 @@ def check_look() -> str:
                 process.send_signal(signal.SIGCONT)
                 stops.append((start_ns, time.monotonic_ns()))
                 pause.wait(_PULSE_S)
+                n_pulses += 2
+            pulse_s = (time.monotonic() - began_s) / max(n_pulses, 1)
             look = looking.result()
         finally:
             process.kill()
@@ -63,9 +105,6 @@ def check_look() -> str:
         max(min(end_ns, look.end_ns) - max(start_ns, look.start_ns), 0)
         for start_ns, end_ns in stops
     )
-    found, was = look.times.stopped_ns / window_ns, was_ns / window_ns
-    if abs(found - was) > _TOLERANCE:
-        raise CheckError(f"stopped for {found:.0%} of the time, and it was for {was:.0%}")
-    if look.times.n_lost:
-        raise CheckError(f"{look.times.n_lost} switches were lost")
-    return f"stopped for {found:.0%} of the time, and it was for {was:.0%}"
+    return _Looked(
+        look.times.stopped_ns / window_ns, was_ns / window_ns, look.times.n_lost, pulse_s
+    )
