@@ -4,7 +4,6 @@ import ssl
 import subprocess
 
 import httpx
-import kubernetes_validate
 import pytest
 import yaml
 from tests.deploy.charts import (
@@ -22,6 +21,7 @@ from tests.deploy.site import BIN, DEPLOY
 from tests.e2e.agents import health
 from tests.echo.process import metrics, point
 from tests.support import local_http
+from tests.support.kubernetes_schemas import check_object
 
 from ingero.testing.waiting import wait_until
 
@@ -236,7 +236,7 @@ def test_helm_finds_nothing_wrong_with_a_chart(chart):
 def test_each_object_is_one_that_kubernetes_knows(case, version):
     for one in objects_of(case):
         if one["kind"] not in CUSTOM:
-            kubernetes_validate.validate(one, version, strict=True)
+            check_object(one, version)
 
 
 @every_case

@@ -9,7 +9,7 @@ selectors, preconditions of deletion, and that a change of a spec counts in ``me
 import copy
 import uuid
 
-import kubernetes_validate
+from tests.support.kubernetes_schemas import SchemaError, check_object
 
 GROUP = "/apis/resource.k8s.io/"
 SCHEMAS = {"v1": "1.37", "v1beta2": "1.36", "v1alpha3": "1.33"}
@@ -55,7 +55,7 @@ class SmallDevices:
             ],
         }
         one = {"apiVersion": "resource.k8s.io/v1", "kind": "ResourceSlice", "spec": spec}
-        kubernetes_validate.validate(one, "1.37", strict=True)
+        check_object(one, "1.37")
         self._store("resourceslices", one | {"metadata": {"name": name}})
 
     def _store(self, resource, one):
@@ -117,9 +117,9 @@ class SmallDevices:
         if {key: body.get(key) for key in kind} != kind:
             self.refuse(400, "BadRequest", f"the object is no {kind}")
         try:
-            kubernetes_validate.validate(body, SCHEMAS[version], strict=True)
-        except kubernetes_validate.ValidationError as error:
-            self.refuse(422, "Invalid", f"{error.message} at {list(error.path)}")
+            check_object(body, SCHEMAS[version])
+        except SchemaError as error:
+            self.refuse(422, "Invalid", str(error))
         name, effect = body["metadata"]["name"], body["spec"]["taint"]["effect"]
         if effect not in EFFECTS[version]:
             self.refuse(422, "Invalid", f'spec.taint.effect: Unsupported value: "{effect}"')
