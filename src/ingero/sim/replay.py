@@ -236,7 +236,7 @@ def _rounds(trace: JobTrace, interval_ns: int) -> Iterator[tuple[int, list[Push]
 
 def _await_all(admin: httpx.Client, admin_url: str, trace: JobTrace, clock: Clock) -> Judgement:
     """Wait until every operation was judged; Fleet gives stragglers of a push its reorder window first."""
-    deadline_ns = clock.mono_ns() + JUDGE_TIMEOUT_NS
+    n_before, since_ns = -1, clock.mono_ns()
     while True:
         cluster_id = trace.workers[0].cluster_id
         judgement = ask_judgement(admin, admin_url, cluster_id, with_history=True)
@@ -245,9 +245,11 @@ def _await_all(admin: httpx.Client, admin_url: str, trace: JobTrace, clock: Cloc
         n_judged = counts.get("ops", 0) - sum(counts.get(name, 0) for name in _NOT_JUDGED)
         if judgement is not None and n_judged >= trace.n_ops:
             return judgement
-        if clock.mono_ns() > deadline_ns:
+        if n_judged > n_before:
+            n_before, since_ns = n_judged, clock.mono_ns()
+        if clock.mono_ns() - since_ns > JUDGE_TIMEOUT_NS:
             raise RetryableError(
-                f"Fleet has judged {n_judged} of {trace.n_ops} operations after"
+                f"Fleet has judged {n_judged} of {trace.n_ops} operations, and none more for"
                 f" {JUDGE_TIMEOUT_NS / NS_PER_S:.0f} s",
                 hint="its log and the ingero_fleet_nccl_* counters on port 8888 say what it dropped",
             )
