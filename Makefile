@@ -1,7 +1,7 @@
 # Two commands are enough: `make demo` and `make test`. Both set up .venv first.
 SHELL := /bin/bash
 PY := .venv/bin/python
-PARALLEL := -n 3 --dist loadgroup
+PARALLEL := -n 4 --dist loadgroup
 BODIES := 10000
 JOBS ?= 2
 .DEFAULT_GOAL := help

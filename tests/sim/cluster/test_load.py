@@ -40,6 +40,7 @@ def own_times_ns(job, reader, n):
     return (entries - ends).astype(np.int64)
 
 
+@pytest.mark.live
 @needs_two
 def test_rank_on_a_loaded_processor_works_longer(tmp_path):
     allowed = os.sched_getaffinity(0)
@@ -98,6 +99,7 @@ def disk_folder(tmp_path):
     shutil.rmtree(folder)
 
 
+@pytest.mark.live
 def test_load_generators_read_the_disk_of_the_rank(disk_folder):
     with open_load({"io-hog"}, disk_folder) as reserved:
         assert reserved.processor is None
