@@ -3,6 +3,8 @@
 Kernels of Debian and Ubuntu refuse them afterwards.
 """
 
+import os
+import resource
 from pathlib import Path
 
 import pytest
@@ -46,3 +48,16 @@ def test_a_session_that_is_given_none_opens_and_closes_its_own():
         assert (session.missing, session.notes) == ((), ())
         assert count_events() > before
     assert count_events() == before
+
+
+def test_processors_that_need_more_descriptors_than_the_soft_limit_get_their_events():
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    lowest = os.dup(0)
+    os.close(lowest)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (lowest + 2, hard))  # each processor takes three
+    try:
+        settings = TraceSettings(engine=EngineSettings(host_probes=NAMES))
+        with TraceSession(settings, []) as session:
+            assert (session.missing, session.notes) == ((), ())
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Final
 
 from ingero.agent.capture.kernel import libc
+from ingero.agent.capture.kernel.descriptors import raise_descriptor_limit
 from ingero.agent.capture.kernel.maps import parse_cpus
 from ingero.errors import UnsupportedError
 
@@ -72,13 +73,14 @@ class PerfEvents:
 
     Kernels of Debian and Ubuntu ask for CAP_SYS_ADMIN to open any event while ``kernel.perf_event_paranoid`` is above
     2; others ask for CAP_PERFMON at most. What is open stays usable when the capability is given up. A refusal is kept
-    for the caller.
+    for the caller. Each event takes a descriptor on each processor.
 
     Args:
         software: ``PERF_COUNT_SW_*``, each to be opened on every processor.
     """
 
     def __init__(self, software: Collection[int] = ()) -> None:
+        raise_descriptor_limit()
         self._cpus = frozenset(iter_online_cpus())
         self._mappings: MappingStream | UnsupportedError
         try:

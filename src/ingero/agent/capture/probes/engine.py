@@ -13,6 +13,7 @@ from typing import Final
 
 from ingero.agent.capture.discover.processes import FileId
 from ingero.agent.capture.kernel.abi import Stacks, get_dtype
+from ingero.agent.capture.kernel.descriptors import raise_descriptor_limit
 from ingero.agent.capture.kernel.maps import BpfMap
 from ingero.agent.capture.kernel.objects import BpfObject
 from ingero.agent.capture.kernel.perf import PerfEvents
@@ -23,7 +24,6 @@ from ingero.agent.capture.probes.host import PROBES, HostProbe, find_software_ev
 from ingero.agent.capture.probes.links import (
     attach_file,
     close_links,
-    raise_descriptor_limit,
     remove_links,
 )
 from ingero.agent.capture.probes.modes import choose_way, load_calls

@@ -6,7 +6,6 @@ import contextlib
 import errno
 import mmap
 import os
-import resource
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final
 
@@ -168,13 +167,6 @@ def _attach_event(program: int, reach: str, probe: tuple[int, int], *, at_return
         return syscalls.attach_perf_event(program, event, cookie)
     finally:
         os.close(event)
-
-
-def raise_descriptor_limit() -> None:
-    """Take as many descriptors as this process may have: for perf's events, and for the memory of each process."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != hard:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 _ATTACH: Final[Mapping[ProbeMode, _Attach]] = {
