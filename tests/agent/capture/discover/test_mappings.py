@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from ingero.agent.capture.discover.cgroups import parse_memberships
-from ingero.agent.capture.discover.processes import iter_mappings, read_status
+from ingero.agent.capture.discover.processes import iter_mappings, open_file, read_status
+from ingero.agent.capture.kernel.filesystems import is_overlay
 from ingero.agent.capture.stacks.control_block import _read_tids
 from ingero.agent.capture.stacks.memory import iter_regions
 from ingero.agent.capture.stacks.native import _PerfMap
@@ -26,6 +27,21 @@ import ctypes, sys
 ctypes.CDLL(None).prctl(15, b"\rNSpid:\tnone\r")
 print(flush=True)
 sys.stdin.read()
+"""
+
+OPEN_WITHOUT_CAPABILITIES = """
+import sys
+from ingero.agent.capture.discover.processes import iter_mappings, open_mapped
+from ingero.agent.capture.kernel.capabilities import Capability, drop_capabilities, read_capabilities
+
+drop_capabilities(read_capabilities() - {Capability.CHECKPOINT_RESTORE, Capability.SYS_ADMIN})
+pid, path = int(sys.argv[1]), sys.argv[2]
+(mapping,) = [one for one in iter_mappings(pid) if one.path == path]
+try:
+    with open_mapped(mapping) as opened:
+        print(opened.file.inode)
+except OSError as error:
+    print(error.strerror)
 """
 
 
@@ -74,3 +90,21 @@ def test_an_interface_gives_another_no_errors_by_its_name(tmp_path, monkeypatch)
     errors = connections._read_errors(7)
     assert errors["eth0 receive errors"] == 0
     assert errors["a\x1ceth0 receive errors"] == 9
+
+
+def open_without_capabilities(pid, path):
+    command = [sys.executable, "-c", OPEN_WITHOUT_CAPABILITIES, str(pid), str(path)]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+
+
+def test_a_file_that_took_the_name_of_a_mapped_one_is_not_taken_for_it(tmp_path):
+    path, new = tmp_path / "library", tmp_path / "new"
+    path.write_bytes(bytes(4096))
+    new.write_bytes(bytes(8192))
+    with running(MAP, str(path)) as process:
+        with open_file(path) as opened:
+            if is_overlay(opened.fd):
+                pytest.skip("overlayfs has other numbers in /proc")
+        assert open_without_capabilities(process.pid, path) == str(path.stat().st_ino)
+        new.replace(path)
+        assert "another file has its name" in open_without_capabilities(process.pid, path)

@@ -107,10 +107,12 @@ def open_mapped(mapping: Mapping) -> OpenFile:
 
     Through ``/proc/PID/map_files``, which works across mount namespaces and for deleted files: by the addresses of the
     mapping, then by those that the file has by now, because the loader maps a whole file first and its segments over
-    it. Then through the process's root, then by the plain name, which may still serve when the process is gone.
+    it. Then through the process's root, then by the plain name, which may still serve when the process is gone; another
+    file may have the name by then.
 
     Raises:
-        OSError: None of them works; the first reason that is not about these addresses.
+        OSError: None of them works; ESTALE where another file has the name, else the first reason that is not about
+            these addresses.
     """
     folder = _PROC / str(mapping.pid)
     reasons: list[OSError] = []
@@ -121,6 +123,8 @@ def open_mapped(mapping: Mapping) -> OpenFile:
             reasons.append(error)
     if has_ended(mapping.pid):
         raise ProcessLookupError(errno.ESRCH, "the process ended before it could be looked at")
+    if stale := next((r for r in reasons if r.errno == errno.ESTALE), None):
+        raise stale
     raise next((r for r in reasons if not isinstance(r, FileNotFoundError)), reasons[0])
 
 
@@ -133,8 +137,23 @@ def _iter_ways(mapping: Mapping, folder: Path) -> Iterator[Callable[[], int]]:
     # The number is a hint only: perf and /proc may name different ones on overlayfs.
     for other in sorted(others, key=lambda one: one.inode != mapping.inode):
         yield functools.partial(open_regular, f"{folder}/map_files/{other.start:x}-{other.end:x}")
-    yield functools.partial(open_inside, f"{folder}/root", mapping.path)
-    yield functools.partial(open_regular, mapping.path)
+    for way in (
+        functools.partial(open_inside, f"{folder}/root", mapping.path),
+        functools.partial(open_regular, mapping.path),
+    ):
+        yield functools.partial(_open_named, way, mapping.inode)
+
+
+def _open_named(way: Callable[[], int], inode: int) -> int:
+    """Open a file by its name, if it is the one of that number; overlayfs has others for ``/proc`` than for stat()."""
+    fd = way()
+    if os.fstat(fd).st_ino == inode or is_overlay(fd):
+        return fd
+    os.close(fd)
+    raise OSError(
+        errno.ESTALE,
+        "another file has its name since it was loaded; with CAP_CHECKPOINT_RESTORE it could still be opened",
+    )
 
 
 def iter_mappings(pid: int, *, is_executable: bool = True) -> Iterator[Mapping]:
