@@ -2,10 +2,12 @@
 
 import os
 import struct
+import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from tests.support.compiler import CC
 
 from ingero.agent.capture.discover.processes import open_file
 from ingero.agent.capture.probes.exits import ExitFinder, _open_decoder
@@ -111,6 +113,24 @@ def test_a_pipe_beside_a_library_is_not_waited_for(tmp_path):
     os.mkfifo(tmp_path / "site/torch/version.py")
     (tmp_path / "site/torch/build-version").write_text("2.12.1\n")
     assert find_torch_version("/site/torch/lib/libtorch_cpu.so", tmp_path) == "2.12.1"
+
+
+def test_the_release_beside_a_library_that_was_replaced_is_not_taken_for_its_own(tmp_path):
+    library, source = tmp_path / "site/torch/lib/libtorch_cpu.so", tmp_path / "gloo.c"
+    library.parent.mkdir(parents=True)
+    (tmp_path / "site/torch/version.py").write_text("__version__ = '2.13.0'\n")
+    source.write_text(
+        'void close_context(void) __asm__("_ZN4gloo7ContextD2Ev");\nvoid close_context(void) {}\n'
+    )
+    subprocess.run([*CC, "-shared", source, "-o", library], check=True)
+    inside = "/site/torch/lib/libtorch_cpu.so"
+    with open_file(library) as opened:
+        with pytest.raises(UnsupportedError, match=r"this PyTorch 2\.13\.0 has no "):
+            find_torch_target(opened, inside, tmp_path)
+        library.with_name("new").write_bytes(library.read_bytes())
+        library.with_name("new").replace(library)
+        with pytest.raises(UnsupportedError, match="not seen: it was replaced on disk"):
+            find_torch_target(opened, inside, tmp_path)
 
 
 @pytest.mark.torch

@@ -8,7 +8,7 @@ from typing import Final
 
 from ingero.agent.capture.discover.elf import ElfFile, FileBytes
 from ingero.agent.capture.discover.processes import OpenFile
-from ingero.agent.capture.kernel.regular_files import read_inside
+from ingero.agent.capture.kernel.regular_files import open_inside, read_inside
 from ingero.agent.capture.probes.exits import open_exit_finder
 from ingero.agent.capture.probes.targets import ProbeTarget
 from ingero.agent.capture.symbols.gloo import TORCH_VERSIONS
@@ -43,6 +43,15 @@ def find_torch_version(path: str, root: Path) -> str:
     return ""
 
 
+def _is_replaced(opened: OpenFile, path: str, root: Path) -> bool:
+    """Whether another file has a library's name by now: what stands beside it is about that one."""
+    try:
+        with OpenFile(open_inside(root, path)) as now:
+            return now.file != opened.file
+    except OSError:  # the name is gone, or the process is
+        return False
+
+
 def find_torch_target(opened: OpenFile, path: str, root: Path) -> ProbeTarget | None:
     """What to probe in a ``libtorch_cpu.so``; None when it has no Gloo.
 
@@ -61,6 +70,11 @@ def find_torch_target(opened: OpenFile, path: str, root: Path) -> ProbeTarget | 
     found = ElfFile(file).find_exported(cookies)
     if not found:
         return None
+    if _is_replaced(opened, path, root):
+        raise UnsupportedError(
+            f"{NO_CPU_COLLECTIVES}: it was replaced on disk since it was loaded, and of which PyTorch it was is not "
+            "known; restart the process"
+        )
     version = find_torch_version(path, root)
     if version not in TORCH_VERSIONS:
         known = ", ".join(sorted(TORCH_VERSIONS))
