@@ -33,12 +33,15 @@ OPEN_WITHOUT_CAPABILITIES = """
 import sys
 from ingero.agent.capture.discover.processes import iter_mappings, open_mapped
 from ingero.agent.capture.kernel.capabilities import Capability, drop_capabilities, read_capabilities
+from ingero.agent.capture.stacks.memory import iter_regions, open_region
 
 drop_capabilities(read_capabilities() - {Capability.CHECKPOINT_RESTORE, Capability.SYS_ADMIN})
 pid, path = int(sys.argv[1]), sys.argv[2]
 (mapping,) = [one for one in iter_mappings(pid) if one.path == path]
+(region,) = [one for one in iter_regions(pid) if one.path == path]
+ways = {"mapping": lambda: open_mapped(mapping), "region": lambda: open_region(pid, region)}
 try:
-    with open_mapped(mapping) as opened:
+    with ways[sys.argv[3]]() as opened:
         print(opened.file.inode)
 except OSError as error:
     print(error.strerror)
@@ -92,12 +95,13 @@ def test_an_interface_gives_another_no_errors_by_its_name(tmp_path, monkeypatch)
     assert errors["a\x1ceth0 receive errors"] == 9
 
 
-def open_without_capabilities(pid, path):
-    command = [sys.executable, "-c", OPEN_WITHOUT_CAPABILITIES, str(pid), str(path)]
+def open_without_capabilities(pid, path, way):
+    command = [sys.executable, "-c", OPEN_WITHOUT_CAPABILITIES, str(pid), str(path), way]
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
 
 
-def test_a_file_that_took_the_name_of_a_mapped_one_is_not_taken_for_it(tmp_path):
+@pytest.mark.parametrize("way", ["mapping", "region"])
+def test_a_file_that_took_the_name_of_a_mapped_one_is_not_taken_for_it(tmp_path, way):
     path, new = tmp_path / "library", tmp_path / "new"
     path.write_bytes(bytes(4096))
     new.write_bytes(bytes(8192))
@@ -105,6 +109,6 @@ def test_a_file_that_took_the_name_of_a_mapped_one_is_not_taken_for_it(tmp_path)
         with open_file(path) as opened:
             if is_overlay(opened.fd):
                 pytest.skip("overlayfs has other numbers in /proc")
-        assert open_without_capabilities(process.pid, path) == str(path.stat().st_ino)
+        assert open_without_capabilities(process.pid, path, way) == str(path.stat().st_ino)
         new.replace(path)
-        assert "another file has its name" in open_without_capabilities(process.pid, path)
+        assert "another file has its name" in open_without_capabilities(process.pid, path, way)

@@ -141,11 +141,19 @@ def _iter_ways(mapping: Mapping, folder: Path) -> Iterator[Callable[[], int]]:
         functools.partial(open_inside, f"{folder}/root", mapping.path),
         functools.partial(open_regular, mapping.path),
     ):
-        yield functools.partial(_open_named, way, mapping.inode)
+        yield functools.partial(open_same, way, mapping.inode)
 
 
-def _open_named(way: Callable[[], int], inode: int) -> int:
-    """Open a file by its name, if it is the one of that number; overlayfs has others for ``/proc`` than for stat()."""
+def open_same(way: Callable[[], int], inode: int) -> int:
+    """Open a mapped file by its name, if it is still that file; returns a descriptor.
+
+    Args:
+        way: Opens it by its name.
+        inode: Its number, as ``/proc/PID/maps`` has it: on overlayfs that is not the one of stat(), and not asked for.
+
+    Raises:
+        OSError: As ``way``; ESTALE where another file has the name.
+    """
     fd = way()
     if os.fstat(fd).st_ino == inode or is_overlay(fd):
         return fd

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import struct
 from collections.abc import Iterator
@@ -9,7 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from ingero.agent.capture.discover.processes import OpenFile, iter_maps, open_file
+from ingero.agent.capture.discover.processes import (
+    OpenFile,
+    iter_maps,
+    open_file,
+    open_same,
+)
 from ingero.agent.capture.kernel.regular_files import open_inside
 from ingero.closing import Closing
 
@@ -95,10 +101,11 @@ def open_region(pid: int, region: Region) -> OpenFile:
     the process's root.
 
     Raises:
-        OSError: Neither works.
+        OSError: Neither works, or another file has the name.
     """
     folder = _PROC / str(pid)
     try:
         return open_file(folder / "map_files" / f"{region.start:x}-{region.end:x}")
     except OSError:
-        return OpenFile(open_inside(folder / "root", region.path))
+        by_name = functools.partial(open_inside, folder / "root", region.path)
+        return OpenFile(open_same(by_name, region.file[1]))
