@@ -1,13 +1,18 @@
 """A recording names the tasks that took a thread's CPU, although they may be gone by the time it is written."""
 
 import numpy as np
+import pytest
 
+from ingero.agent.capture.discover.identity import ProcessIdentity
 from ingero.agent.capture.events import BUILDERS
+from ingero.agent.capture.kernel.abi import ProcessEvent, get_dtype
 from ingero.agent.trace.recorder import Recorder
+from ingero.agent.trace.selection import NAMED_NS, Selection
 from ingero.config.invoker import find_invoker
 from ingero.model.events import OffCpuReason
 from ingero.recording.store.reader import load_recording
 from ingero.testing.clock import ManualClock
+from ingero.units import NS_PER_S
 
 SPAN = np.dtype([
     ("header", [("mono_ns", "<u8")]), ("off_ns", "<u8"), ("wait_ns", "<u8"), ("cgroup_id", "<u8"),
@@ -29,3 +34,53 @@ def test_preemptors_are_named_by_what_the_kernel_read(tmp_path):
     recording = load_recording(tmp_path / "r.db")
     assert len(recording.events) == 3
     assert recording.process_names == {(0, 8821): "logrotate"}
+
+
+class Names:
+    """A sink that keeps the names alone, in the order in which it got them."""
+
+    def __init__(self):
+        self.put = []
+
+    def put_process_names(self, names, _seen_wall_ns):
+        self.put += names.items()
+
+
+def take_cpu(selection, pid, name):
+    spans = np.zeros(1, SPAN)
+    spans["reason"], spans["other_pid"], spans["other_comm"] = OffCpuReason.PREEMPTED, pid, name
+    selection.on_events("off_cpus", spans, BUILDERS["off_cpus"](spans, 0))
+
+
+def end_recorded(selection, pid):
+    ended = np.zeros(1, get_dtype("process"))
+    ended["pid"], ended["event"] = pid, ProcessEvent.EXIT
+    selection.on_events("processes", ended, BUILDERS["processes"](ended, 0))
+
+
+def test_a_preemptor_with_a_pid_that_was_used_before_gets_its_own_name():
+    clock, names = ManualClock(), Names()
+    selection = Selection(clock, [names])
+    take_cpu(selection, 8821, b"logrotate")
+    clock.advance(NAMED_NS - NS_PER_S)
+    take_cpu(selection, 8821, b"logrotate")
+    assert names.put == [(8821, "logrotate")]
+    clock.advance(NS_PER_S)
+    take_cpu(selection, 8821, b"rsync")
+    assert names.put == [(8821, "logrotate"), (8821, "rsync")]
+
+
+@pytest.mark.parametrize(
+    "end", [end_recorded, lambda selection, pid: selection.on_unrecorded_ends([pid])]
+)
+def test_a_process_of_the_trace_keeps_its_name_until_it_ends(end):
+    clock, names = ManualClock(), Names()
+    selection = Selection(clock, [names])
+    selection.on_process(ProcessIdentity(70, name="python"))
+    for _ in range(2):
+        clock.advance(NAMED_NS)
+        take_cpu(selection, 70, b"pt_autograd_0")
+    assert names.put == [(70, "python")]
+    end(selection, 70)
+    take_cpu(selection, 70, b"make")
+    assert names.put == [(70, "python"), (70, "make")]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import platform
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -128,6 +128,10 @@ class Recorder:
     def on_events(self, ring: str, records: Records, events: Events) -> None:
         """Keep the batch for the next totals."""
         self.selection.on_events(ring, records, events)
+
+    def on_unrecorded_ends(self, pids: Collection[int]) -> None:
+        """Processes ended that no record tells of."""
+        self.selection.on_unrecorded_ends(pids)
 
     def on_totals(self, totals: Totals) -> None:
         """Store the rows of the last second and add its exact counts to their buckets."""

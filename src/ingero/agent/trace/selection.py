@@ -5,13 +5,14 @@ For ten seconds every record is kept. After that kinds that are sampled (`ingero
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Final, Protocol
 
 import numpy as np
 
 from ingero.agent.capture.discover.identity import ProcessIdentity
 from ingero.agent.capture.events import find_preemptors
+from ingero.agent.capture.kernel.abi import ProcessEvent
 from ingero.agent.capture.open_calls import RING as OPEN_RING
 from ingero.agent.capture.totals import Totals
 from ingero.agent.trace.thinning import thin
@@ -28,6 +29,8 @@ EVERYTHING_NS: Final = 10 * NS_PER_S
 _N_SOURCES: Final = 256
 _MAX_PENDING: Final = 50_000
 """Rows held between two totals: 6 MiB."""
+NAMED_NS: Final = 60 * NS_PER_S
+"""How long the name of a task that took a CPU holds: of most such tasks no end is seen, and a pid is used again."""
 
 _UNCOUNTED_RINGS: Final = ("processes", "victims", OPEN_RING)
 """Rings whose records the kernel does not count by operation: every one is delivered or in ``losses``."""
@@ -91,7 +94,8 @@ class Selection:
         self._left_out: dict[int, int] = {}
         self._n_host_lost = 0
         self._uncounted: dict[int, int] = {}
-        self._named: set[int] = set()
+        self._processes: set[int] = set()
+        self._preemptors: dict[int, int] = {}  # when each was named, the oldest first
 
     def add(self, sink: Sink) -> None:
         """Hand what is chosen from now on to one more."""
@@ -99,7 +103,7 @@ class Selection:
 
     def on_process(self, identity: ProcessIdentity) -> None:
         """Name the process and its place in the job."""
-        self._named.add(identity.pid)
+        self._processes.add(identity.pid)
         for sink in self._sinks:
             sink.put_process_names({identity.pid: identity.name}, self._clock.wall_ns())
             if identity.assignment.gpus is not None:
@@ -117,16 +121,27 @@ class Selection:
             )
         if ring == "off_cpus":
             self._name_preemptors(records)
+        elif ring == "processes":
+            self._processes.difference_update(
+                records["pid"][records["event"] == ProcessEvent.EXIT].tolist()
+            )
         self._batches.append(events)
         if sum(map(len, self._batches)) > _MAX_PENDING:
             self.flush()
 
+    def on_unrecorded_ends(self, pids: Collection[int]) -> None:
+        """Processes ended that no record tells of."""
+        self._processes.difference_update(pids)
+
     def _name_preemptors(self, records: Records) -> None:
         """Name the tasks that took a thread's CPU, as the kernel read it then: a task may be gone by now."""
-        names = find_preemptors(records, self._named)
+        now_ns = self._clock.mono_ns()
+        while self._preemptors and now_ns - next(iter(self._preemptors.values())) >= NAMED_NS:
+            del self._preemptors[next(iter(self._preemptors))]
+        names = find_preemptors(records, self._processes | self._preemptors.keys())
         if not names:
             return
-        self._named.update(names)
+        self._preemptors |= dict.fromkeys(names, now_ns)
         for sink in self._sinks:
             sink.put_process_names(names, self._clock.wall_ns())
 
