@@ -18,6 +18,7 @@ from ingero.agent.capture.totals import Totals
 from ingero.agent.trace.incidents import (
     MAX_COST_NS,
     MAX_COST_SHARE,
+    MAX_REPORTED,
     MIN_PAUSE_NS,
     IncidentWatch,
     choose_pause_ns,
@@ -242,6 +243,17 @@ def test_a_worse_severity_is_told_again_and_a_lesser_one_is_not():
     (series,) = watch.iter_series()
     assert {dict(labels)["severity"]: n for labels, n in series.points} == {"LOW": 1, "HIGH": 1}
     assert watch.verdict.count(Severity.HIGH) == 1
+
+
+def test_of_many_incidents_those_found_last_are_remembered():
+    one = found("a", Severity.HIGH)
+    lasting, first = replace(one, pid=1), replace(one, pid=2)
+    others = [replace(one, pid=pid) for pid in range(10, 10 + MAX_REPORTED - 1)]
+    answers = [[lasting, first], [lasting, *others], [lasting, first], []]
+    told, _, watch = told_of(answers)
+    assert [one.pid for one in told] == [1, 2, *(one.pid for one in others), 2]
+    (series,) = watch.iter_series()
+    assert sum(n for _, n in series.points) == len(told)
 
 
 def test_a_look_that_costs_much_is_followed_by_a_long_pause():

@@ -32,6 +32,8 @@ _FEW_ROWS: Final = 10_000
 """A search of fewer shows little about the cost of a row."""
 _NS_PER_ROW: Final = 20_000
 """Before the first search: cost of a row of a collective; any other costs a tenth of it."""
+MAX_REPORTED: Final = 1024
+"""Incidents that are remembered as reported; those that were not found for longest are forgotten first."""
 _ORDER: Final = {Severity.LOW: 0, Severity.MEDIUM: 1, Severity.HIGH: 2}
 
 Identified = tuple[str, str, int, str]
@@ -44,7 +46,7 @@ class IncidentSummary:
 
     Attributes:
         incidents: Each once, worst first; those of the last search and, where that had a part only, also those
-            reported before.
+            reported before, the last `MAX_REPORTED` of them.
         unknown: Rules that could not judge, in the last search.
         judged: Rules that had what they need.
         part_ns: How long the part was that the last search had; 0 for all of the trace.
@@ -165,12 +167,16 @@ class IncidentWatch(Closing):
         """Report each incident that was not reported before, or not as this bad."""
         for incident in search.explanation.incidents:
             key = identify(incident)
-            before = self._reported.get(key)
-            if before is None or _ORDER[incident.severity] > _ORDER[before.severity]:
-                self._reported[key] = incident
-                counted = incident.rule, incident.severity
-                self._counts[counted] = self._counts.get(counted, 0) + 1
-                self._report(incident, search.explanation.start_ns)
+            before = self._reported.pop(key, None)
+            if before is not None and _ORDER[incident.severity] <= _ORDER[before.severity]:
+                self._reported[key] = before
+                continue
+            self._reported[key] = incident
+            counted = incident.rule, incident.severity
+            self._counts[counted] = self._counts.get(counted, 0) + 1
+            self._report(incident, search.explanation.start_ns)
+        for key in list(self._reported)[:-MAX_REPORTED]:
+            del self._reported[key]
 
     def _finish(self, totals: Totals) -> None:
         """Search all that is kept, within the cost of one search."""
