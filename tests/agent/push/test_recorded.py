@@ -34,7 +34,7 @@ class Trace:
         rows["source"], rows["op"], rows["pid"], rows["count"] = source, op, 41, launches
         rows["sum_duration_ns"] = spent_ns
         self.writer.put_aggregates(rows)
-        self.writer.put_clock_sample(mono_ns, mono_ns + self.offset_ns)
+        self.writer.put_clock_sample(mono_ns, self.clock.wall_ns())
         self.writer.flush()
 
     def read(self):

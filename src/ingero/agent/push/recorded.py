@@ -28,6 +28,8 @@ ALIVE_NS: Final = 15 * NS_PER_S
 _MINUTE_NS: Final = 60 * NS_PER_S
 _WINDOW: Final = 3 * _MINUTE_NS
 _ALIVE: Final = "SELECT mono_ns, wall_ns FROM clock_samples ORDER BY rowid DESC LIMIT 1"
+# Buckets are of the wall clock as it was when their writer began; it may have been set since.
+_NEWEST_BUCKET: Final = "SELECT bucket FROM event_aggregates ORDER BY rowid DESC LIMIT 1"
 _LAUNCHES: Final = ", ".join(map(str, sorted(find_codes((OpKind.LAUNCH, OpKind.GRAPH_LAUNCH)))))
 _COUNTS: Final = f"""
   SELECT bucket,
@@ -147,7 +149,10 @@ class RecordedSource:
         check_typed(newest, (INT64, INT64), "the time of its writer")
         if not newest or not 0 <= mono_ns - newest[0][0] <= ALIVE_NS:
             return False
-        rows = _read_counts(connection, "event_aggregates", newest[0][1] - _WINDOW)
+        buckets = connection.execute(_NEWEST_BUCKET).fetchall()
+        check_typed(buckets, (INT64,), "event_aggregates")
+        since_ns = buckets[0][0] - _WINDOW if buckets else 0
+        rows = _read_counts(connection, "event_aggregates", since_ns)
         n_pids = max((row[-1] for row in rows), default=0)
         launches, driver_launches, spent_ns, _ = self._total
         for bucket, *now in rows:
