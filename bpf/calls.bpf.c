@@ -1,5 +1,6 @@
 /* Every probed library function, by two programs: one at entries and one at returns, attached by multi-uprobe links (Linux 6.6)
- * or by a perf event for each (5.15); functions of C++ by two that are attached at entries and at last instructions. Also the ABI that all objects share.
+ * or by a perf event for each (5.15); functions of C++ by two that are attached at entries and at last instructions, and loaded with the first such
+ * function that there is. Also the ABI that all objects share.
  */
 #include "ingero/calls.h"
 

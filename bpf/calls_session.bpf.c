@@ -1,5 +1,5 @@
 /* Every probed library function, by one program: it serves entry and return of one multi-uprobe session link (Linux 6.13). Functions of C++
- * have two of their own, which never replace a return address.
+ * are left to calls.bpf.c: their return addresses are never replaced.
  *
  * An object of its own: a kernel without this function, asked by a process without CAP_SYS_ADMIN, loads nothing that names it.
  */

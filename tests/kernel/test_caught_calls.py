@@ -1,5 +1,6 @@
 """A C++ call that ends by an exception which its own probed caller catches. No function of PyTorch 2.13 does that; longjmp leaves a call alike."""
 
+import ctypes
 import subprocess
 from pathlib import Path
 
@@ -7,6 +8,7 @@ import pytest
 from tests.support.compiler import CC
 
 from ingero.agent.capture.discover.processes import open_file
+from ingero.agent.capture.kernel.syscalls import bpf
 from ingero.agent.capture.probes.engine import EngineSettings
 from ingero.agent.capture.probes.torch import find_torch_target
 from ingero.agent.capture.symbols.gloo import GLOO
@@ -37,6 +39,20 @@ static char options[256];
 int main(void) {{ return catcher(options) + catcher(options) - 2; }}
 """
 
+GET_INFO_BY_FD = 15  # bpf_cmd of include/uapi/linux/bpf.h, as is all below
+
+
+class ProgramInfo(ctypes.Structure):
+    _fields_ = (("before", ctypes.c_uint8 * 64), ("name", ctypes.c_char * 16))
+
+
+class InfoByFd(ctypes.Structure):
+    _fields_ = (
+        ("fd", ctypes.c_uint32),
+        ("info_len", ctypes.c_uint32),
+        ("info", ctypes.c_uint64),
+    )
+
 
 @pytest.fixture(scope="module")
 def torch(tmp_path_factory):
@@ -61,15 +77,35 @@ def torch(tmp_path_factory):
     return folder
 
 
+def count_programs(prefix):
+    """Loaded programs of this process whose name begins so."""
+    n_programs = 0
+    for fd in Path("/proc/self/fd").iterdir():
+        try:
+            is_program = str(fd.readlink()) == "anon_inode:bpf-prog"
+        except FileNotFoundError:  # the one that listed them
+            continue
+        n_programs += is_program and read_program_name(int(fd.name)).startswith(prefix)
+    return n_programs
+
+
+def read_program_name(fd):
+    info = ProgramInfo()
+    bpf(GET_INFO_BY_FD, InfoByFd(fd, ctypes.sizeof(info), ctypes.addressof(info)))
+    return info.name.decode()
+
+
 @pytest.mark.parametrize("mode", [ProbeMode.SESSION, ProbeMode.PAIR, ProbeMode.EVENT])
 def test_who_catches_an_exception_returns_as_ever_and_the_call_inside_has_failed(
     torch, start_engine, read, mode
 ):
     engine = start_engine(EngineSettings(host_probes=(), probe_mode=mode))
+    assert count_programs("cxx_") == 0
     library = torch / "lib/libtorch_cpu.so"
     with open_file(library) as opened:
         assert engine.attach(find_torch_target(opened, str(library), Path("/")), opened.reach)
     subprocess.run([torch / "program"], check=True)
+    assert count_programs("cxx_") == 2
     traced = read(engine, [])
     found = {
         int(key["op"]): (int(count["entered"]), int(count["seen"]), int(count["errors"]))

@@ -1,4 +1,4 @@
-/* The programs of session links; the includer says with is_return() whether this is the return, for the kernel's function changed. */
+/* The program of session links; the includer says with is_return() whether this is the return, for the kernel's function changed. */
 #ifndef INGERO_SESSION_H
 #define INGERO_SESSION_H
 
@@ -15,22 +15,6 @@ int calls_session(struct pt_regs *ctx)
 		return 0;
 	}
 	return !on_entry(ctx, 0, 0); /* non-zero: do not call us at the return */
-}
-
-SEC("uprobe")
-int cxx_entry(struct pt_regs *ctx)
-{
-	ON_THREADS_STACK();
-	on_entry(ctx, 1, 0);
-	return 0;
-}
-
-SEC("uprobe")
-int cxx_leave(struct pt_regs *ctx)
-{
-	ON_THREADS_STACK();
-	on_leave(ctx);
-	return 0;
 }
 
 #endif

@@ -26,7 +26,7 @@ from ingero.agent.capture.probes.links import (
     close_links,
     remove_links,
 )
-from ingero.agent.capture.probes.modes import choose_way, load_calls
+from ingero.agent.capture.probes.modes import CallPrograms, choose_way, load_calls
 from ingero.agent.capture.probes.state import KernelState
 from ingero.agent.capture.probes.targets import ProbeTarget
 from ingero.agent.capture.symbols.libraries import build_descriptors
@@ -121,12 +121,13 @@ class Engine(Closing):
         self._settings = settings or EngineSettings()
         self.missing: list[Missing] = []
         self.rings: dict[str, Ring] = {}
-        self._objects: list[BpfObject] = []
+        self._objects: list[BpfObject | CallPrograms] = []
         self._links: list[int] = []
         self._attached: dict[FileId, _Attached] = {}
-        self.mode, self._calls = self._load_calls()
+        self._calls = self._load_calls()
+        self.mode = self._calls.mode
         self._objects.append(self._calls)
-        self.maps: Mapping[str, BpfMap] = self._calls.maps
+        self.maps: Mapping[str, BpfMap] = self._calls.calls.maps
         self._write_descriptors()
         settings = self._settings
         self.control = ProbeControl(
@@ -141,7 +142,7 @@ class Engine(Closing):
             self.rings[ring] = Ring(self.maps[ring], get_dtype(record))
         self.stack_copies = Ring(self.maps["stack_copies"], get_dtype("stack_copy"))
 
-    def _load_calls(self) -> tuple[ProbeMode, BpfObject]:
+    def _load_calls(self) -> CallPrograms:
         copies_bytes = self._settings.copies_bytes
         sizes = {"stack_copies": copies_bytes if self.with_stacks else mmap.PAGESIZE}
         if self._settings.ring_bytes:
@@ -150,7 +151,7 @@ class Engine(Closing):
         sizes = {name: max(n_bytes, mmap.PAGESIZE) for name, n_bytes in sizes.items()}
         if not self._settings.probes_calls:
             way = choose_way(self._settings.probe_mode)
-            return way.mode, BpfObject(way.probe, {}, sizes=sizes)
+            return CallPrograms(way.mode, BpfObject(way.probe, {}, sizes=sizes))
         way, calls, refused = load_calls(self._settings.probe_mode, sizes)
         self.missing += [
             Missing(
@@ -161,7 +162,7 @@ class Engine(Closing):
             )
             for one in refused
         ]
-        return way.mode, calls
+        return CallPrograms(way.mode, calls)
 
     def _write_descriptors(self) -> None:
         for index, descriptor in enumerate(build_descriptors()):
@@ -196,7 +197,7 @@ class Engine(Closing):
 
     def _start(self, probe: HostProbe, events: PerfEvents) -> None:
         found = load_host_probe(
-            probe, self._calls.subset(_SHARED), is_filtered=self.control.is_filtered
+            probe, self._calls.calls.subset(_SHARED), is_filtered=self.control.is_filtered
         )
         loaded = found.loaded
         links, unattached = attach_host_probe(probe, found, events)
@@ -225,7 +226,7 @@ class Engine(Closing):
         known = self._attached.get(target.file)
         if known is not None and set(target.probes) <= set(known.target.probes):
             return False
-        links = attach_file(self.mode, self._calls.programs, target, reach or target.path)
+        links = attach_file(self.mode, self._calls.find(target), target, reach or target.path)
         attached = _Attached(target, links)
         if known is not None:
             attached = _Attached(known.target.join(target), known.links + attached.links)

@@ -1,23 +1,35 @@
-"""The three ways to probe a call, as a table.
+"""The three ways to probe a call, as a table, and the programs of one.
 
-It says what each needs of the kernel, which programs it loads and how they attach.
+The table says what each needs of the kernel, which programs it loads and how they attach.
 """
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
 from ingero.agent.capture.kernel import syscalls
-from ingero.agent.capture.kernel.features import check_kernel, describe_kernel, has_name
+from ingero.agent.capture.kernel.features import (
+    check_kernel,
+    describe_kernel,
+    forget_names,
+    has_name,
+)
+from ingero.agent.capture.kernel.maps import BpfMap
 from ingero.agent.capture.kernel.objects import BpfObject
 from ingero.agent.capture.probes.links import check_probing
+from ingero.agent.capture.probes.targets import ProbeTarget
+from ingero.agent.capture.symbols.libraries import FUNCTIONS
+from ingero.closing import Closing
 from ingero.config.environment import ProbeMode
 from ingero.errors import UnsupportedError
+from ingero.heap import trim_heap
 
 _CXX: Final = ("cxx_entry", "cxx_leave")
-"""Programs of functions of C++, whose returns are never probed."""
+"""Programs of functions of C++, whose returns are never probed. They are in one object for all ways."""
+_CXX_PROBE: Final = "calls"
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +43,8 @@ class Way:
         since: The first Linux that has it.
         needs: A name in the kernel's type information that came with it.
         probe: The stem of ``bpf/<probe>.bpf.c`` that has its programs.
-        programs: The programs, each with the attach type to load it for; None is the compiled one.
+        programs: The programs, each with the attach type to load it for; None is the compiled one. Without those of
+            functions of C++.
     """
 
     mode: ProbeMode
@@ -50,10 +63,7 @@ _SESSION: Final = Way(
     "6.13",
     "BPF_TRACE_UPROBE_SESSION",  # not bpf_session_is_return, which came with sessions of kprobes in 6.10
     "calls_session",
-    {
-        "calls_session": syscalls.ATTACH_UPROBE_SESSION,
-        **dict.fromkeys(_CXX, syscalls.ATTACH_UPROBE_MULTI),
-    },
+    {"calls_session": syscalls.ATTACH_UPROBE_SESSION},
 )
 WAYS: Final = (
     # bpf_session_is_return() takes the context since the patches that brought BPF_TRACE_FSESSION.
@@ -66,7 +76,7 @@ WAYS: Final = (
         "6.6",
         "BPF_TRACE_UPROBE_MULTI",
         "calls",
-        dict.fromkeys(("calls_entry", "calls_return", *_CXX), syscalls.ATTACH_UPROBE_MULTI),
+        dict.fromkeys(("calls_entry", "calls_return"), syscalls.ATTACH_UPROBE_MULTI),
     ),
     Way(
         ProbeMode.EVENT,
@@ -75,7 +85,7 @@ WAYS: Final = (
         "5.15",
         "BPF_FUNC_get_attach_cookie",
         "calls",
-        dict.fromkeys(("calls_entry", "calls_return", *_CXX)),
+        dict.fromkeys(("calls_entry", "calls_return")),
     ),
 )
 """The cheapest first."""
@@ -150,3 +160,69 @@ def _load(way: Way, sizes: Mapping[str, int]) -> BpfObject:
         calls.close()
         raise
     return calls
+
+
+def load_cxx(mode: ProbeMode, maps: Mapping[str, BpfMap]) -> BpfObject:
+    """Load the programs of functions of C++.
+
+    Args:
+        mode: The way of the others.
+        maps: Those of the others, which these use too.
+
+    Raises:
+        UnsupportedError: The kernel does not take them.
+    """
+    attach_type = None if mode is ProbeMode.EVENT else syscalls.ATTACH_UPROBE_MULTI
+    # Constants are each object's own.
+    shared = {name: one for name, one in maps.items() if not name.endswith(".rodata")}
+    return BpfObject(_CXX_PROBE, dict.fromkeys(_CXX, attach_type), shared=shared)
+
+
+class CallPrograms(Closing):
+    """The programs of one way; those of functions of C++ are loaded with the first such function.
+
+    These are half of what the kernel verifies, 0.2 s of a processor, and few processes have such functions.
+
+    Args:
+        mode: The way.
+        calls: Programs of all other functions, which are closed with this.
+
+    Attributes:
+        mode: As given.
+        calls: As given.
+    """
+
+    def __init__(self, mode: ProbeMode, calls: BpfObject) -> None:
+        self.mode, self.calls = mode, calls
+        self._lock = threading.Lock()
+        self._cxx: BpfObject | UnsupportedError | None = None
+
+    def find(self, target: ProbeTarget) -> Mapping[str, int]:
+        """Descriptors of the programs that a file needs, by name. Any thread.
+
+        Raises:
+            UnsupportedError: The kernel does not take those of C++.
+        """
+        if not any(FUNCTIONS[cookie].is_cxx for _, cookie in target.probes):
+            return self.calls.programs
+        with self._lock:
+            if self._cxx is None:
+                self._cxx = self._load()
+            if isinstance(self._cxx, UnsupportedError):
+                raise self._cxx
+            return {**self.calls.programs, **self._cxx.programs}
+
+    def _load(self) -> BpfObject | UnsupportedError:
+        try:
+            return load_cxx(self.mode, self.calls.maps)
+        except UnsupportedError as error:
+            return error
+        finally:
+            forget_names()
+            trim_heap()  # of the kernel's types, which loading needs
+
+    def close(self) -> None:
+        """Free them; safe to call twice."""
+        if isinstance(self._cxx, BpfObject):
+            self._cxx.close()
+        self.calls.close()
