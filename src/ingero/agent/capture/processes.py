@@ -15,14 +15,19 @@ from ingero.agent.capture.discover.identity import (
     ProcessIdentity,
     read_identity,
 )
+from ingero.agent.capture.discover.pid_namespace import FIX, has_host_pids
 from ingero.agent.capture.discover.processes import find_descendants, has_ended
 from ingero.agent.capture.kernel.abi import ProcessEvent
 from ingero.agent.capture.probes.engine import Engine
+from ingero.errors import UnsupportedError
 from ingero.model.arrays import Records
 
 
 class TracedProcesses:
     """Follows processes from the first that is met to the last that ends.
+
+    In a pid namespace other than the host's none is met and none is missed: what ``/proc`` tells of a number is not
+    about the process that the kernel's side means by it.
 
     Args:
         engine: The probes, which know the processes that are watched by their pid.
@@ -75,7 +80,7 @@ class TracedProcesses:
 
     def _ask(self, pid: int, n_reads: int) -> None:
         """Ask it once, for all threads; again where it called execve or ended meanwhile."""
-        is_stale = True
+        is_stale = has_host_pids()
         while is_stale:
             question = object()
             with self._lock:
@@ -172,6 +177,8 @@ class TracedProcesses:
         Args:
             kept: Processes of which anything is kept anywhere else.
         """
+        if not has_host_pids():
+            return []
         with self._lock:
             started = dict.fromkeys(kept, 0)
             started |= {pid: known.start_ticks for pid, known in self._identities.items()}
@@ -197,6 +204,28 @@ class TracedProcesses:
             for pid in ended:
                 self._identities.pop(pid, None)
         return ended
+
+
+def check_pids() -> None:
+    """Whether processes can be watched by their pid.
+
+    Raises:
+        UnsupportedError: This is not the host's pid namespace.
+    """
+    if not has_host_pids():
+        raise UnsupportedError(
+            "processes cannot be chosen by their pid, or started, in a pid namespace other than the host's",
+            hint=FIX,
+        )
+
+
+def describe_namespace() -> tuple[str, ...]:
+    """What to say of the pid namespace that this is; nothing where it is the host's."""
+    if has_host_pids():
+        return ()
+    return (
+        f"without names, ranks and stacks of processes: this is not the host's pid namespace; {FIX}",
+    )
 
 
 def _is_same(one: ProcessIdentity, other: ProcessIdentity) -> bool:

@@ -20,7 +20,11 @@ from ingero.agent.capture.kernel.perf import PerfEvents
 from ingero.agent.capture.probes.engine import Engine, EngineSettings, Missing
 from ingero.agent.capture.probes.host import PROBES, find_software_events
 from ingero.agent.capture.probes.sampling import BUDGET
-from ingero.agent.capture.processes import TracedProcesses
+from ingero.agent.capture.processes import (
+    TracedProcesses,
+    check_pids,
+    describe_namespace,
+)
 from ingero.agent.capture.program import HeldProgram
 from ingero.agent.capture.stack_keeper import RING
 from ingero.agent.capture.totals import CountReader, Times
@@ -79,7 +83,7 @@ class TraceSession(Closing):
         notify: Called with a sentence about what goes wrong while it traces.
 
     Raises:
-        UnsupportedError: The engine cannot be loaded here.
+        UnsupportedError: The engine cannot be loaded here, or processes cannot be chosen by their pid.
     """
 
     def __init__(
@@ -95,6 +99,9 @@ class TraceSession(Closing):
         self._notify = notify
         self._unprobed: tuple[Unprobed, ...] = ()
         self._program = program
+        has_pids = bool(settings.pids) or program is not None
+        if has_pids:
+            check_pids()
         self._clock = clock or SystemClock()
         self._events = events or PerfEvents(find_software_events(settings.engine.host_probes))
         self._engine = Engine(settings.engine)
@@ -103,7 +110,6 @@ class TraceSession(Closing):
         self._delivery = EventDelivery(self._engine, self._processes, observers, offset_ns)
         self._counts = CountReader(self._engine, settings.keep_one_in)
         self._times = Times(0, self._clock.mono_ns(), offset_ns)
-        has_pids = bool(settings.pids) or program is not None
         self._discovery = Discovery(
             self._engine,
             self._delivery.stacks,
@@ -141,7 +147,7 @@ class TraceSession(Closing):
     @property
     def notes(self) -> tuple[str, ...]:
         """What this machine refused at the start, besides `missing`."""
-        return self._discovery.notes
+        return describe_namespace() + self._discovery.notes
 
     def _prepare(self) -> None:
         if self._program is not None:

@@ -23,6 +23,7 @@ from typing import Final
 from ingero.agent.capture.discover.cgroups import Cgroups, seen_cgroups
 from ingero.agent.capture.discover.identity import parse_cgroup
 from ingero.agent.capture.discover.library_paths import iter_installed
+from ingero.agent.capture.discover.pid_namespace import FIX, has_host_pids
 from ingero.agent.capture.discover.pod_resources import CONTAINER_LOGS, list_containers
 from ingero.agent.capture.discover.processes import iter_mappings, iter_pids
 from ingero.agent.capture.gpu.driver import CONTROL, has_driver
@@ -236,6 +237,19 @@ def _check_map_files() -> Check:
     )
 
 
+def _check_pids() -> Check:
+    passed = has_host_pids()
+    return Check(
+        "pid namespace",
+        passed,
+        "the host's" if passed else "not the host's",
+        fix="" if passed else FIX,
+        costs=""
+        if passed
+        else "processes have no names, ranks or stacks, and cannot be chosen by their pid",
+    )
+
+
 def _check_ptrace_scope() -> Check:
     """Yama guards /proc/PID/mem, which is opened as if to attach.
 
@@ -407,6 +421,7 @@ CHECKS: Final[tuple[Callable[[], Check], ...]] = (
     _check_objects,
     _check_engine,
     _check_map_files,
+    _check_pids,
     _check_ptrace_scope,
     _check_gpu,
     _check_nvml,
