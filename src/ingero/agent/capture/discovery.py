@@ -27,7 +27,7 @@ from ingero.agent.capture.discover.processes import (
 )
 from ingero.agent.capture.file_queue import FileQueue, MappedFile, iter_mapped
 from ingero.agent.capture.hidden_runtimes import MAX_UNPROBED, HiddenRuntimes
-from ingero.agent.capture.kernel.perf import Mapping, PerfEvents
+from ingero.agent.capture.kernel.perf import LateEvents, Mapping, PerfEvents
 from ingero.agent.capture.probed_files import MANY, ProbedFiles
 from ingero.agent.capture.probes.engine import Engine
 from ingero.agent.capture.probes.targets import (
@@ -134,11 +134,13 @@ class Discovery:
         """Sentences about files that were changed while they were probed, since the last time."""
         return self._files.pop_notes()
 
-    def note_late(self, cpus: Sequence[int]) -> Iterator[str]:
-        """Processors that perf does not reach: search processes from now on, and say so, where there are any."""
-        if cpus:
+    def note_late(self, late: LateEvents) -> Iterator[str]:
+        """Processors came online: read mappings there too; where perf refuses, search processes, and say so."""
+        if late.mappings:
+            self._queue.watch(late.mappings)
+        if late.unreached:
             self._queue.keep_searching()
-            numbers = ", ".join(map(str, cpus))
+            numbers = ", ".join(map(str, sorted(set(late.unreached))))
             yield (
                 f"processors that came online after the trace began: {numbers}; their page faults are not seen, and "
                 "processes are searched every 2 s for what they load there, so first calls are missed"

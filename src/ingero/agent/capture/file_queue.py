@@ -131,6 +131,13 @@ class FileQueue:
         self._scan_at(self._clock.mono_ns() + RESCAN_NS)
         os.eventfd_write(self._wake_fd, 1)
 
+    def watch(self, fds: Iterable[int]) -> None:
+        """Wait for these descriptors of the mappings too, and give what processes have mapped meanwhile. Any thread."""
+        for fd in fds:
+            self._poll.register(fd, select.EPOLLIN)
+        self._scan_at(self._clock.mono_ns())
+        os.eventfd_write(self._wake_fd, 1)
+
     def keep_searching(self) -> None:
         """Give what all processes have mapped every two seconds from now on. Any thread."""
         with self._lock:

@@ -251,7 +251,9 @@ class TraceSession(Closing):
 
     def _report_unknown(self) -> None:
         """Say which libraries could not be probed and what is not known of processes, each once."""
-        late = self._discovery.note_late(self._events.pop_late_cpus())
+        opened = self._events.open_late()
+        self._engine.follow_late(opened)
+        late = self._discovery.note_late(opened)
         for note in (*self._processes.pop_notes(), *self._discovery.pop_notes(), *late):
             self._notify(note)
         before, self._unprobed = self._unprobed, self._discovery.unprobed

@@ -13,8 +13,9 @@ import mmap
 import os
 import platform
 import struct
+import threading
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
@@ -68,6 +69,21 @@ class Mapping:
     path: str
 
 
+@dataclass(frozen=True, slots=True)
+class LateEvents:
+    """What was opened on processors that came online; the descriptors stay those of `PerfEvents`.
+
+    Attributes:
+        mappings: Of new mappings, a descriptor for each of the processors.
+        software: Of software events, likewise with the processor, by ``PERF_COUNT_SW_*``.
+        unreached: Processors on which perf refused what it opened on others.
+    """
+
+    mappings: list[int] = field(default_factory=list)
+    software: dict[int, list[tuple[int, int]]] = field(default_factory=dict)
+    unreached: list[int] = field(default_factory=list)
+
+
 class PerfEvents:
     """The events of perf that a trace needs from its start, opened while the process may open them.
 
@@ -111,19 +127,32 @@ class PerfEvents:
             raise found
         return found
 
-    def pop_late_cpus(self) -> list[int]:
-        """Processors that came online since the last time: no event reaches them. None where perf refused all events.
+    def open_late(self) -> LateEvents:
+        """Open the same on processors that came online since the last time.
 
         One that went offline took its events with it, so it is one of them when it returns.
         """
+        late = LateEvents()
         try:
             online = frozenset(iter_online_cpus())
         except OSError:  # no descriptor is left, say
-            return []
-        late = sorted(online - self._cpus)
+            return late
+        for cpu in sorted(online - self._cpus):
+            try:
+                self._open_on(cpu, late)
+            except OSError:
+                late.unreached.append(cpu)
         self._cpus = online
-        opened = (self._mappings, *self._software.values())
-        return [] if all(isinstance(one, UnsupportedError) for one in opened) else late
+        return late
+
+    def _open_on(self, cpu: int, late: LateEvents) -> None:
+        if isinstance(self._mappings, MappingStream):
+            late.mappings.append(self._mappings.add(cpu))
+        for config, fds in self._software.items():
+            if not isinstance(fds, UnsupportedError):
+                fd = _open_software(config, cpu)
+                self._software[config] = (*fds, fd)
+                late.software.setdefault(config, []).append((fd, cpu))
 
     def close(self) -> None:
         """Close every event; safe to call twice. A link to one keeps its event open."""
@@ -158,16 +187,36 @@ class MappingStream:
     def __init__(self) -> None:
         self._n_lost = 0
         self._rings: dict[int, mmap.mmap] = {}
+        self._by_cpu: dict[int, int] = {}
+        self._lock = threading.Lock()
         cpus = list(iter_online_cpus())
-        size = choose_ring_bytes(len(cpus))
+        self._ring_bytes = choose_ring_bytes(len(cpus))
         for cpu in cpus:
             try:
-                fd = _open_dummy(cpu)
-                ring = mmap.mmap(fd, mmap.PAGESIZE + size)
+                self.add(cpu)
             except OSError as error:
                 self.close()
                 raise refuse_events("perf does not report new mappings", error) from error
-            self._rings[fd] = ring
+
+    def add(self, cpu: int) -> int:
+        """Read those of one more processor, or of one again that was offline; the new descriptor. Any thread.
+
+        Raises:
+            OSError: perf refuses.
+        """
+        fd = _open_dummy(cpu)
+        try:
+            ring = mmap.mmap(fd, mmap.PAGESIZE + self._ring_bytes)
+        except OSError:
+            os.close(fd)
+            raise
+        with self._lock:
+            before = self._by_cpu.get(cpu)
+            if before is not None:
+                self._rings.pop(before).close()
+                os.close(before)
+            self._rings[fd], self._by_cpu[cpu] = ring, fd
+        return fd
 
     @property
     def fds(self) -> tuple[int, ...]:
@@ -176,14 +225,20 @@ class MappingStream:
 
     def read(self) -> Iterator[Mapping]:
         """Every mapping since the last call."""
-        # Of every ring, whether poll() reported it or not: perf forgets that it is readable once it was asked.
-        for ring in self._rings.values():
-            head, tail = struct.unpack_from("<QQ", ring, _DATA_HEAD)
-            if head == tail:
-                continue
-            data = _unwrap(ring, tail, head)
-            struct.pack_into("<Q", ring, _DATA_HEAD + 8, head)
+        for data in self._take():
             yield from self._decode(data)
+
+    def _take(self) -> list[bytes]:
+        """What the rings hold; it is read by then."""
+        taken = []
+        with self._lock:
+            # Of every ring, whether poll() reported it or not: perf forgets that it is readable once it was asked.
+            for ring in self._rings.values():
+                head, tail = struct.unpack_from("<QQ", ring, _DATA_HEAD)
+                if head != tail:
+                    taken.append(_unwrap(ring, tail, head))
+                    struct.pack_into("<Q", ring, _DATA_HEAD + 8, head)
+        return taken
 
     def pop_n_lost(self) -> int:
         """Mappings since the last time that found the ring full."""
@@ -210,6 +265,7 @@ class MappingStream:
             ring.close()
             os.close(fd)
         self._rings.clear()
+        self._by_cpu.clear()
 
 
 def choose_ring_bytes(n_cpus: int, page_bytes: int = mmap.PAGESIZE) -> int:
@@ -225,17 +281,22 @@ def iter_online_cpus() -> Iterator[int]:
 
 
 def _open_everywhere(config: int) -> tuple[int, ...] | UnsupportedError:
-    """A software event on every processor, in any process, with each occurrence a sample; or why not."""
-    attr = bytearray(_ATTR_BYTES)
-    struct.pack_into("<IIQQ", attr, 0, _TYPE_SOFTWARE, _ATTR_BYTES, config, 1)
+    """A software event on every processor; or why not."""
     fds: list[int] = []
     try:
-        fds.extend(_open(attr, cpu) for cpu in iter_online_cpus())
+        fds.extend(_open_software(config, cpu) for cpu in iter_online_cpus())
     except OSError as error:
         for fd in fds:
             os.close(fd)
         return refuse_events("perf opens no software event", error)
     return tuple(fds)
+
+
+def _open_software(config: int, cpu: int) -> int:
+    """A software event of one processor, in any process, with each occurrence a sample."""
+    attr = bytearray(_ATTR_BYTES)
+    struct.pack_into("<IIQQ", attr, 0, _TYPE_SOFTWARE, _ATTR_BYTES, config, 1)
+    return _open(attr, cpu)
 
 
 def read_uprobe_type() -> int:

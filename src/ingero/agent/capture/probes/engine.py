@@ -16,10 +16,10 @@ from ingero.agent.capture.kernel.abi import Stacks, get_dtype
 from ingero.agent.capture.kernel.descriptors import raise_descriptor_limit
 from ingero.agent.capture.kernel.maps import BpfMap
 from ingero.agent.capture.kernel.objects import BpfObject
-from ingero.agent.capture.kernel.perf import PerfEvents
+from ingero.agent.capture.kernel.perf import LateEvents, PerfEvents
 from ingero.agent.capture.kernel.ring import Ring
 from ingero.agent.capture.probes.control import ProbeControl
-from ingero.agent.capture.probes.hooks import attach_host_probe, load_host_probe
+from ingero.agent.capture.probes.hooks import attach_host_probe, attach_late, load_host_probe
 from ingero.agent.capture.probes.host import PROBES, HostProbe, find_software_events
 from ingero.agent.capture.probes.links import (
     attach_file,
@@ -212,6 +212,13 @@ class Engine(Closing):
         self.state.departures = loaded.maps.get("departures", self.state.departures)
         for ring, record in ((probe.ring, probe.record), *probe.more_rings):
             self.rings[ring] = Ring(loaded.maps[ring], get_dtype(record))
+
+    def follow_late(self, late: LateEvents) -> None:
+        """Have the programs of software events run on processors that came online, too."""
+        for probe in PROBES if late.software else ():
+            for loaded in self._objects:
+                if isinstance(loaded, BpfObject) and loaded.probe == probe.name:
+                    self._links += attach_late(probe, loaded, late)
 
     def attach(self, target: ProbeTarget, reach: str = "") -> bool:
         """Probe a file, or a further part of one, in every process; False when that is probed already.

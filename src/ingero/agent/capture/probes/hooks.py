@@ -12,7 +12,7 @@ from ingero.agent.capture.kernel import syscalls
 from ingero.agent.capture.kernel.features import count_arguments, describe_kernel, has_name
 from ingero.agent.capture.kernel.maps import BpfMap
 from ingero.agent.capture.kernel.objects import BpfObject, ProgramRefusedError
-from ingero.agent.capture.kernel.perf import PerfEvents
+from ingero.agent.capture.kernel.perf import LateEvents, PerfEvents
 from ingero.agent.capture.probes.host import AttachPoint, HostProbe
 from ingero.errors import UnsupportedError
 
@@ -129,6 +129,22 @@ def attach_host_probe(
             reason = _describe(name, description)
             refusals.append(Refusal(name, reason, probe.costs))
     return links, refusals
+
+
+def attach_late(probe: HostProbe, loaded: BpfObject, late: LateEvents) -> list[int]:
+    """Attach programs to software events of processors that came online; one where that is refused stays unreached.
+
+    Returns:
+        Links.
+    """
+    links: list[int] = []
+    for name, config in probe.events.items():
+        for event, cpu in late.software.get(config, ()) if name in loaded.programs else ():
+            try:
+                links.append(syscalls.attach_perf_event(loaded.programs[name], event))
+            except OSError:
+                late.unreached.append(cpu)
+    return links
 
 
 def _bind_next(
