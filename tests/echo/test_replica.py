@@ -1,5 +1,6 @@
 """A second Echo answers from the backups of the first, and follows them."""
 
+import datetime as dt
 import json
 
 import pytest
@@ -9,11 +10,13 @@ from tests.support import local_http
 from tests.support.echo import RunningEcho
 
 from ingero.config.model import parse_model
-from ingero.echo.db.backup_names import list_backups
+from ingero.echo.db.backup_names import list_backups, name_backup
 from ingero.echo.db.backups import BackupPlan, BackupSchedule
 from ingero.echo.service.config import EchoConfig
 from ingero.errors import ConfigError, StoreError
 from ingero.telemetry.clock import SystemClock
+
+LATER = dt.datetime(2099, 1, 1, tzinfo=dt.UTC)
 
 
 def push(echo, n, name):
@@ -101,7 +104,7 @@ def test_a_backup_that_cannot_be_opened_leaves_the_one_before(site, tmp_path, ca
     assert push(echo, 10, "m").status_code == 200
     back_up()
     with RunningEcho(tmp_path / "unused.db", bearers(), {"replica_of": str(folder)}) as replica:
-        (folder / "echo-20990101T000000Z.db").write_bytes(b"no database")
+        name_backup(folder, LATER).write_bytes(b"no database")
         follow(replica)
         follow(replica)
         assert caplog.text.count("is not answered from") == 1

@@ -15,7 +15,7 @@ from tests.echo.db.test_store import OLD, make_store, rows_of
 from tests.echo.db.test_store import T0 as NOW
 
 from ingero.echo.db import backups
-from ingero.echo.db.backup_names import choose_backup, list_backups, name_backup, stamp_of
+from ingero.echo.db.backup_names import choose_backup, list_backups, stamp_of
 from ingero.echo.db.backups import BackupPlan, BackupSchedule, verify
 from ingero.echo.db.engine import DatabaseSettings, migrate, open_engine, wal_path
 from ingero.echo.db.errors import ForeignDatabaseError, LockedError, translate_errors
@@ -98,26 +98,72 @@ def test_a_new_process_goes_on_from_the_newest_backup(store, schedule, clock, tm
     assert later.counters.done == 1
 
 
-def test_backups_of_a_clock_that_was_ahead_hold_up_no_later_ones(store, schedule, clock, tmp_path):
+def test_backups_of_a_clock_that_was_ahead_are_neither_the_newest_nor_kept_for_ever(
+    store, schedule, clock, tmp_path
+):
     folder = tmp_path / "backups"
-    store.write(rows_of(10))
-    schedule.run_if_due()
-    (first,) = list_backups(folder)
-    ahead = [name_backup(now_of(clock) + dt.timedelta(days=day)) for day in (100, 200, 300)]
-    for name in ahead:
-        shutil.copy(first, folder / name)
-    plan = BackupPlan(folder, HOUR_NS, 3)
-    again = BackupSchedule(store, plan, None, clock)
+    real_ns = clock.wall_ns()
+    for ahead_days in (0, 200, 100):
+        clock.step_wall(real_ns + ahead_days * 24 * HOUR_NS - clock.wall_ns())
+        schedule.run_if_due()
+    made = [stamp_of(one) for one in list_backups(folder)]
+    assert [(one - made[0]).days for one in made] == [0, 200, 100]
+    ahead = list_backups(folder)[1:]
+    clock.step_wall(real_ns + HOUR_NS - clock.wall_ns())
+    again = BackupSchedule(store, BackupPlan(folder, HOUR_NS, 3), None, clock)
     again.look_back()
-    made = [stamp_of(first)]
-    for _ in range(4):
-        clock.advance(HOUR_NS)
+    for _ in range(3):
         again.run_if_due()
         again.run_if_due()  # not yet due again
-        made.append(now_of(clock).replace(microsecond=0))
+        assert stamp_of(list_backups(folder)[-1]) == now_of(clock).replace(microsecond=0)
+        assert choose_backup(folder, None) == list_backups(folder)[-1]
         assert again.counters.last_wall_s == pytest.approx(clock.wall_ns() / 1e9)
-    kept = [one for one in list_backups(folder) if one.name not in ahead]
-    assert [stamp_of(one) for one in kept] == made[-3:]
+        clock.advance(HOUR_NS)
+    assert len(list_backups(folder)) == 3
+    assert not any(one.exists() for one in ahead)
+
+
+def test_backups_without_a_number_are_older_those_of_a_clock_that_was_ahead_first(
+    schedule, clock, tmp_path
+):
+    folder = tmp_path / "backups"
+    folder.mkdir()
+    source = make_file(tmp_path / "source.db", 1)
+    earlier = {}
+    for days in (-3, -2, -1, 90, 300):
+        at = now_of(clock) + dt.timedelta(days=days)
+        earlier[days] = folder / f"echo-{at:%Y%m%dT%H%M%SZ}.db"
+        shutil.copy(source, earlier[days])
+    shutil.copy(source, folder / "echo-20261399T000000Z.db")  # no time, so none of ours
+    assert list_backups(folder) == list(earlier.values())
+    schedule.look_back()
+    schedule.run_if_due()
+    *kept, newest = list_backups(folder)
+    assert kept == [earlier[-2], earlier[-1]]
+    assert stamp_of(newest) == now_of(clock).replace(microsecond=0)
+
+
+def test_a_moment_is_restored_from_a_backup_that_was_surely_made_later(
+    store, schedule, clock, tmp_path
+):
+    """One of a clock that was ahead names a later time than it was made at, and lacks what arrived between."""
+    folder = tmp_path / "backups"
+    ahead_ns = 100 * 24 * HOUR_NS
+    store.write(rows_of(10))
+    clock.step_wall(ahead_ns)
+    schedule.run_if_due()
+    clock.step_wall(-ahead_ns)
+    clock.advance(HOUR_NS)
+    store.write(rows_of(10, start=10))
+    until = now_of(clock)
+    clock.advance(HOUR_NS)
+    store.write(rows_of(10, start=20))
+    schedule.run_if_due()
+    done = restore(
+        choose_backup(folder, until), tmp_path / "2.db", until=until.replace(tzinfo=None)
+    )
+    assert done.newest == until.replace(tzinfo=None)
+    assert count(tmp_path / "2.db") == 20
 
 
 def test_one_that_cannot_be_read_is_not_kept_and_the_older_ones_are(

@@ -92,7 +92,7 @@ def test_verify_and_restore_say_what_they_found(run, tmp_path):
         assert (status, "--until" in said) == (2, True)
     backups = tmp_path / "backups"
     backups.mkdir()
-    shutil.copy(file, backups / name_backup(at + dt.timedelta(hours=2)))
+    shutil.copy(file, name_backup(backups, at + dt.timedelta(hours=2)))
     for hours, is_lost in ((1, False), (2, True), (3, True)):
         until = (at + dt.timedelta(hours=hours)).isoformat()
         status, out, said = run("restore", "--db", new, "--until", until, str(backups))

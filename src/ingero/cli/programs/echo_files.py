@@ -153,7 +153,7 @@ def verify(file: str, db_key_file: str | None, httpfs_extension: str | None) -> 
 
     \b
     Examples:
-      ingero-echo verify backups/echo-20260131T020000Z.db
+      ingero-echo verify backups/echo-20260131T020000Z-000001.db
     """
     n_rows = _backups().verify(Path(file), _encryption(db_key_file, httpfs_extension))
     click.echo(f"{file}: {n_rows} rows, all of them readable")

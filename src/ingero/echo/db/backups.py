@@ -199,7 +199,7 @@ class BackupSchedule:
         plan.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         for left in plan.folder.glob("echo-*.db.partial*"):
             left.unlink()
-        name = plan.folder / name_backup(now)
+        name = name_backup(plan.folder, now)
 
         def fill(copy: Path) -> Mapping[str, int]:
             def copy_into(fds: list[int]) -> dict[str, int]:
@@ -212,8 +212,6 @@ class BackupSchedule:
         make_copy(
             name, self._encryption, fill, lambda copy: verify(copy, self._encryption, self._check)
         )
-        # Those of a clock that was ahead are not counted, or each new one would be the oldest and go at once.
-        made = [one for one in list_backups(plan.folder) if stamp_of(one) <= now]
-        for old in made[: -plan.keep]:
+        for old in list_backups(plan.folder)[: -plan.keep]:
             old.unlink()
         return name
