@@ -109,6 +109,24 @@ def test_a_backup_that_cannot_be_opened_leaves_the_one_before(site, tmp_path, ca
         follow(replica)
         assert caplog.text.count("is not answered from") == 1
         assert count(replica) == 10
+    with RunningEcho(tmp_path / "unused.db", bearers(), {"replica_of": str(folder)}) as replica:
+        assert caplog.text.count("is not answered from") == 2
+        follow(replica)
+        assert count(replica) == 10
+        back_up()
+        follow(replica)
+        assert push(echo, 5, "n").status_code == 200
+        back_up()
+        follow(replica)
+        assert count(replica) == 15
+        assert caplog.text.count("is not answered from") == 2
+    for backup in list_backups(folder):
+        backup.write_bytes(b"no database")
+    with (
+        pytest.raises(StoreError),
+        RunningEcho(tmp_path / "unused.db", bearers(), {"replica_of": str(folder)}),
+    ):
+        pass
 
 
 def test_a_folder_without_a_backup_and_settings_that_contradict_it_are_refused(tmp_path):

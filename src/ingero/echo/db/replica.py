@@ -70,7 +70,7 @@ class ReplicaBackend(DatabaseBackend):
                 f"{self._folder} has no backup yet",
                 hint="It is the backup_dir of the Echo that writes; its first backup is made at its start.",
             )
-        self._show(found[-1])
+        self._show_first(found[::-1])
         return np.zeros(0, dtype=np.uint64)
 
     @override
@@ -116,6 +116,20 @@ class ReplicaBackend(DatabaseBackend):
     @override
     def open_reader(self, timeout_ns: int) -> AbstractContextManager[Reader]:
         return self.readers.open_reader(timeout_ns)
+
+    def _show_first(self, backups: Sequence[Path]) -> None:
+        """Answer from the first that can be opened; raises what is wrong with the very first where none can."""
+        errors: list[IngeroError] = []
+        for backup in backups:
+            try:
+                self._show(backup)
+            except IngeroError as error:
+                errors.append(error)
+                _LOG.error("%s is not answered from: %s", backup, error.message)
+            else:
+                self._bad = backups[0] if errors else None
+                return
+        raise errors[0]
 
     def _show(self, backup: Path) -> None:
         """Answer from a backup; questions that run go on with the one before."""
