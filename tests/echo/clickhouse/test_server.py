@@ -30,6 +30,7 @@ from ingero.echo.db.errors import DeadlineError
 from ingero.echo.db.retention import Retention
 from ingero.echo.db.retention_clock import RetentionTime
 from ingero.echo.db.rows import Rows
+from ingero.echo.db.stored_records import hash_record_uid
 from ingero.echo.schema.tables import EVENTS, LOGS
 from ingero.echo.service.config import EchoConfig, parse_store
 from ingero.errors import ConfigError, StoreError
@@ -165,6 +166,30 @@ def test_a_record_that_comes_again_under_its_id_is_known_also_after_a_restart(da
         assert count(store, "logs") == 1
         assert store.counters.repeated == time_ns
         store.close()
+
+
+def test_a_record_that_is_sent_again_after_days_is_known(database):
+    clock = ManualClock()
+    settings = ClickHouseSettings("here", 0, database=database, is_embedded=True)
+    ts = now_of(clock) + dt.timedelta(microseconds=7)
+
+    def log(*uids):
+        rows = Rows(n_rows=len(uids))
+        for uid in uids:
+            known = {"ts": ts, "cluster_id": "c1", "node_id": "n1"}
+            known["attributes"] = json.dumps({"a.b": 1, "log.record.uid": uid})
+            row = [known.get(name) for name in LOGS.names]
+            hashed = hash_record_uid("c1", uid)
+            rows.table(LOGS).add(hashed, clock.wall_ns(), row, uid=hashed)
+        return rows
+
+    for uids, n_stored, n_repeated in ((("a", "b"), 2, 0), (("b", "c", "d"), 4, 1)):
+        store = make_store(settings, clock)
+        store.open()
+        store.write(log(*uids))
+        assert (count(store, "logs"), store.counters.repeated) == (n_stored, n_repeated)
+        store.close()
+        clock.advance(3 * DAY_NS)
 
 
 def test_whole_days_that_are_past_retention_go_and_nodes_that_fell_silent_with_them(database):

@@ -91,6 +91,51 @@ def test_an_id_is_known_after_a_restart_and_for_as_long_as_a_retry_is(tmp_path, 
         assert (echo.read(), echo.dropped) == ([("c1", "first")], (1, 0))
 
 
+@pytest.mark.parametrize("event", ["ingero.verdict", "acme.note"])
+def test_a_record_that_is_sent_again_after_days_is_known(tmp_path, clock, event):
+    table = "verdicts" if event == "ingero.verdict" else "logs"
+    with Echo(tmp_path / "echo.db", clock) as echo:
+        echo.take(
+            record("first", "a", event=event), record("theirs", "b", cluster="c2", event=event)
+        )
+    clock.advance(3 * 86_400 * NS_PER_S)
+    with Echo(tmp_path / "echo.db", clock) as echo:
+        echo.take(
+            record("again", "a", event=event),
+            record("of the same time", "b", event=event),
+            record("of another time", "c", after_s=60, event=event),
+        )
+        assert echo.read(table) == [
+            ("c1", "first"),
+            ("c1", "of another time"),
+            ("c1", "of the same time"),
+            ("c2", "theirs"),
+        ]
+        assert echo.dropped == (1, 0)
+        assert echo.store.counters.written == 2
+
+
+def test_a_record_of_a_clock_that_is_ahead_is_known_after_the_window(echo, clock):
+    echo.take(record("first", "a", after_s=3600))
+    for _ in range(3):
+        clock.advance(WINDOW_NS)
+        echo.take(record("of now", f"at {clock.wall_ns()}", after_s=clock.mono_ns() // NS_PER_S))
+    echo.take(record("again", "a", after_s=3600))
+    assert [text for _, text in echo.read()] == ["first", "of now", "of now", "of now"]
+    assert echo.dropped == (1, 0)
+
+
+def test_many_records_that_come_again_at_once_are_each_known(echo, clock):
+    echo.take(*(record(f"{at}", f"{at}", after_s=at // 3) for at in range(900)))
+    clock.advance(86_400 * NS_PER_S)
+    echo.take(record("before", "x"))
+    clock.advance(2 * WINDOW_NS)
+    echo.take(record("between", "y"))
+    echo.take(*(record("again", f"{at}", after_s=at // 3) for at in range(901)))
+    assert [text for _, text in echo.read()].count("again") == 1
+    assert echo.dropped == (900, 0)
+
+
 def test_records_without_an_id_are_taken_and_known_as_before(echo):
     echo.take(record("first"), record("second"), record("second", after_s=1))
     echo.take(record("second"))

@@ -6,6 +6,7 @@ the default of 16 million. Pure NumPy; the writer alone uses it.
 
 from __future__ import annotations
 
+from hashlib import blake2b
 from typing import Final
 
 import numpy as np
@@ -46,6 +47,15 @@ def mix(values: Keys) -> Keys:
     mixed *= _MIX_B
     mixed ^= mixed >> np.uint64(31)
     return mixed
+
+
+def stable_hash(*parts: bytes) -> int:
+    """64 bits that are the same in every process."""
+    digest = blake2b(digest_size=8)
+    for part in parts:
+        digest.update(len(part).to_bytes(4, "little"))
+        digest.update(part)
+    return int.from_bytes(digest.digest(), "little")
 
 
 class KeyGeneration:

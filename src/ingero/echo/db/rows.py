@@ -267,13 +267,13 @@ def _join(table: Table, owned: Sequence[_Owned], ingested_at: datetime, secret: 
         joined.append_column("ingested_at", stamps),
         mix(places + mix(content)),
         places,
-        _build_uid_keys(np.concatenate(uids), secret),
+        build_uid_keys(np.concatenate(uids), secret),
         np.concatenate(owners),
         about,
     )
 
 
-def _build_uid_keys(uids: Keys, secret: int) -> Keys:
+def build_uid_keys(uids: Keys, secret: int) -> Keys:
     """A key of each id that a sender gave, shape (n,); 0 where it gave none."""
     keys = mix(uids ^ np.uint64(secret))
     keys[uids == 0] = 0

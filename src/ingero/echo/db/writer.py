@@ -23,6 +23,7 @@ from ingero.echo.db.bisection import GroupBisector
 from ingero.echo.db.deduplication import Keys, KeyWindow
 from ingero.echo.db.errors import BadRowsError, BrokenInstanceError
 from ingero.echo.db.rows import Incoming, Rows, build_incoming, build_nodes, merge_nodes
+from ingero.echo.db.stored_records import drop_stored
 from ingero.echo.db.upkeep import Upkeep
 from ingero.echo.db.usage import UsageLedger
 from ingero.echo.db.write_queue import Done, WriteQueue
@@ -202,6 +203,8 @@ class Writer(threading.Thread):
         except Exception as error:  # whatever a request holds, it alone is refused
             raise BadRowsError(f"{type(error).__name__}: {error}") from error
         fresh, n_repeated, n_duplicates = self._filter.drop(joined)
+        window = timedelta(microseconds=self._settings.window_ns // NS_PER_US)
+        fresh, n_stored = drop_stored(self._backend, fresh, now, window)
         mono_ns = self._clock.mono_ns()
 
         def keep(incoming: Incoming) -> None:
@@ -213,7 +216,7 @@ class Writer(threading.Thread):
 
         self._backend.commit(fresh, nodes, now, keep)
         self.counters.duplicates += n_duplicates
-        self.counters.repeated += n_repeated
+        self.counters.repeated += n_repeated + n_stored
         self.counters.commits += 1
 
     def _run_job(self, job: Callable[[Any], Any], future: Future[Any]) -> None:

@@ -8,8 +8,9 @@ from typing import Any, Final
 import numpy as np
 import pyarrow as pa
 
-from ingero.echo.db.deduplication import Keys, mix
+from ingero.echo.db.deduplication import Keys, mix, stable_hash
 from ingero.echo.db.rows import Chunk, Rows
+from ingero.echo.db.stored_records import hash_record_uid
 from ingero.echo.ingest.limits import RefusalReason, Refusals, RefusedRecordError
 from ingero.echo.ingest.origin import (
     Origin,
@@ -19,7 +20,6 @@ from ingero.echo.ingest.origin import (
     encode_attributes,
     plausible_ns,
     row_ns,
-    stable_hash,
     to_timestamp,
 )
 from ingero.echo.ingest.records import read_record
@@ -31,7 +31,7 @@ from ingero.units import NS_PER_S
 from ingero.wire.collectives import CollectiveRead
 from ingero.wire.log_records import LogSeverity
 from ingero.wire.names import COLLECTIVE_EVENT
-from ingero.wire.record_uids import RECORD_UID, read_record_uid
+from ingero.wire.record_uids import read_record_uid
 
 _OP_NAMES: Final = pa.array([op.name.lower() for op in CollectiveOp])
 _AHEAD_NS: Final = 86_400 * NS_PER_S
@@ -107,9 +107,9 @@ def _add_record(rows: Rows, record: LogRow, where: _Where, now_ns: int) -> None:
 
 
 def _hash_uid(cluster_id: str, record: LogRow) -> int:
-    """Of the record's id, which is its cluster's own; 0 where it has none."""
+    """Of the record's id; 0 where it has none."""
     uid = read_record_uid(record.attributes)
-    return stable_hash(cluster_id.encode(), RECORD_UID.encode(), uid.encode()) if uid else 0
+    return hash_record_uid(cluster_id, uid) if uid else 0
 
 
 def _add_runs(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Final
 
+from ingero.echo.db.deduplication import stable_hash
 from ingero.echo.db.rows import NodeRow, Rows
 from ingero.echo.ingest.histograms import Buckets, read_explicit, read_exponential
 from ingero.echo.ingest.limits import Refusals, RefusedRecordError
@@ -14,7 +15,6 @@ from ingero.echo.ingest.origin import (
     OriginSeries,
     plausible_ns,
     row_ns,
-    stable_hash,
     to_timestamp,
 )
 from ingero.echo.schema.tables import EVENTS, HISTOGRAMS

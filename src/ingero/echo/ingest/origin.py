@@ -6,12 +6,12 @@ import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from hashlib import blake2b
 from sys import getsizeof
 from typing import Any, Final
 
 import msgspec
 
+from ingero.echo.db.deduplication import stable_hash
 from ingero.echo.db.writer import EPOCH
 from ingero.echo.ingest.limits import CLUSTER_ID, RecordLimits, RefusalReason, RefusedRecordError
 from ingero.units import NS_PER_S, NS_PER_US
@@ -207,15 +207,6 @@ def read_origin(resource: Mapping[str, Any], limits: RecordLimits) -> Origin:
 def encode_attributes(attributes: Mapping[str, Any]) -> str:
     """JSON object with sorted keys; bytes become base64, non-finite numbers null."""
     return _ENCODER.encode(attributes).decode() if attributes else "{}"
-
-
-def stable_hash(*parts: bytes) -> int:
-    """64 bits that are the same in every process."""
-    digest = blake2b(digest_size=8)
-    for part in parts:
-        digest.update(len(part).to_bytes(4, "little"))
-        digest.update(part)
-    return int.from_bytes(digest.digest(), "little")
 
 
 def row_ns(time_ns: int) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from ingero.echo.db.deduplication import stable_hash
 from ingero.echo.db.rows import Rows
 from ingero.echo.ingest.limits import RefusalReason, Refusals, RefusedRecordError
 from ingero.echo.ingest.origin import (
@@ -11,7 +12,6 @@ from ingero.echo.ingest.origin import (
     Origins,
     plausible_ns,
     row_ns,
-    stable_hash,
     to_timestamp,
 )
 from ingero.echo.schema.tables import SPANS

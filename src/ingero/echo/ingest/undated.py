@@ -11,8 +11,8 @@ from typing import Final
 
 import numpy as np
 
+from ingero.echo.db.deduplication import stable_hash
 from ingero.echo.db.rows import Rows, TableRows
-from ingero.echo.ingest.origin import stable_hash
 from ingero.echo.schema.tables import EVENTS
 
 _VALUE: Final = EVENTS.names.index("value_double")
