@@ -64,3 +64,22 @@ def test_the_stricter_of_two_limits_counts():
     bearer = build_bearer(rows_per_second=1000, bytes_per_second=10)
     meter.charge(bearer, n_rows=1, n_bytes=150)
     assert meter.find_wait(bearer).wait_ns == 5 * NS_PER_S
+
+
+@pytest.mark.parametrize("kind", ["rows", "bytes"])
+def test_a_changed_quota_counts_at_once_also_for_what_is_owed(kind):
+    clock = ManualClock()
+    meter = QuotaMeter(clock)
+    few, many = (build_bearer(**{f"{kind}_per_second": limit}) for limit in (10, 1000))
+    meter.charge(few, **{f"n_{kind}": 100_100})
+    assert meter.find_wait(few).wait_ns == 10_000 * NS_PER_S
+    assert meter.find_wait(many).wait_ns == 100 * NS_PER_S
+    assert meter.find_wait(build_bearer()) is None
+    other = {"rows": "bytes", "bytes": "rows"}[kind]
+    assert meter.find_wait(build_bearer(**{f"{other}_per_second": 1})) is None
+    clock.advance(40 * NS_PER_S)
+    meter.charge(many, **{f"n_{kind}": 1000})
+    assert meter.find_wait(many).wait_ns == (100 - 0.4 + 1) * NS_PER_S
+    clock.advance(60 * NS_PER_S)
+    assert meter.find_wait(many).wait_ns == 40.6 * NS_PER_S
+    assert meter.find_wait(few).wait_ns == 4060 * NS_PER_S

@@ -39,11 +39,19 @@ class QuotaWait(NamedTuple):
     kind: QuotaKind
 
 
+class _Used(NamedTuple):
+    """How far the time is used that a bearer has paid with, and what a second of it was worth."""
+
+    until_ns: int
+    per_second: int
+
+
 class QuotaMeter:
     """Written rows and bytes as time: a quota of 100 a second has 200 rows cost two seconds.
 
     A request is let in while the time that a bearer has used lies in the past, and pays when its size is known; so one
-    request may go beyond, and the next waits for it. Not thread-safe: one event loop owns it.
+    request may go beyond, and the next waits for it. Where a quota is changed, what is owed goes by the new one. Not
+    thread-safe: one event loop owns it.
 
     Args:
         clock: Time.
@@ -51,17 +59,23 @@ class QuotaMeter:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._used_ns: OrderedDict[tuple[str, QuotaKind], int] = OrderedDict()
+        self._used: OrderedDict[tuple[str, QuotaKind], _Used] = OrderedDict()
 
     def find_wait(self, principal: Principal) -> QuotaWait | None:
         """How long until a bearer may write again, by the quota that it must wait for longest; None when it may now."""
-        now_ns = self._clock.mono_ns()
+        quota, now_ns = principal.quota, self._clock.mono_ns()
         waits = (
-            QuotaWait(self._used_ns.get((principal.digest, kind), now_ns) - now_ns, kind)
-            for kind in (QuotaKind.ROWS, QuotaKind.BYTES)
+            QuotaWait(
+                self._find_used_ns((principal.digest, kind), per_second, now_ns) - now_ns, kind
+            )
+            for kind, per_second in (
+                (QuotaKind.ROWS, quota.rows_per_second),
+                (QuotaKind.BYTES, quota.bytes_per_second),
+            )
+            if per_second is not None
         )
-        longest = max(waits)
-        return longest if longest.wait_ns > 0 else None
+        longest = max(waits, default=None)
+        return longest if longest is not None and longest.wait_ns > 0 else None
 
     def charge(self, principal: Principal, *, n_rows: int = 0, n_bytes: int = 0) -> None:
         """Write down what was written."""
@@ -69,15 +83,24 @@ class QuotaMeter:
         self._charge((principal.digest, QuotaKind.ROWS), n_rows, quota.rows_per_second)
         self._charge((principal.digest, QuotaKind.BYTES), n_bytes, quota.bytes_per_second)
 
+    def _find_used_ns(self, key: tuple[str, QuotaKind], per_second: int, now_ns: int) -> int:
+        used = self._used.get(key)
+        if used is None:
+            return now_ns - BURST_NS
+        owed_ns = used.until_ns - now_ns
+        if owed_ns <= 0:
+            return used.until_ns
+        return now_ns + owed_ns * used.per_second // per_second
+
     def _charge(self, key: tuple[str, QuotaKind], amount: int, per_second: int | None) -> None:
         if per_second is None or not amount:
             return
-        least_ns = self._clock.mono_ns() - BURST_NS
-        used_ns = max(self._used_ns.get(key, least_ns), least_ns)
-        self._used_ns[key] = used_ns + amount * NS_PER_S // per_second
-        self._used_ns.move_to_end(key)
-        if len(self._used_ns) > _MAX_KEYS:
-            self._used_ns.popitem(last=False)
+        now_ns = self._clock.mono_ns()
+        used_ns = max(self._find_used_ns(key, per_second, now_ns), now_ns - BURST_NS)
+        self._used[key] = _Used(used_ns + amount * NS_PER_S // per_second, per_second)
+        self._used.move_to_end(key)
+        if len(self._used) > _MAX_KEYS:
+            self._used.popitem(last=False)
 
 
 class SeriesMeter:
