@@ -229,6 +229,21 @@ def test_charges_stored_too_large_to_be_added_up_are_not_known(site):
     assert cluster["lost_gpu_seconds"] == 60.0
 
 
+@pytest.mark.parametrize("name", ["cost", "cost_by_culprit"])
+def test_what_a_culprit_has_cost_since_its_onset_is_no_cost_of_a_window_without_a_charge(
+    site, name
+):
+    """Fleet sends the gauge for as long as the verdict stands, also while the job does not go on."""
+    gauge = {"metric_name": "ingero_fleet_lost_gpu_seconds", "value_double": 360.0, "kind": "gauge"}
+    site.add(EVENTS, 5, attributes=json.dumps({"rank": "3"}), **gauge)
+    (row,) = site.ask(f"fleet.cluster.{name}")["rows"]
+    assert row["gpu_seconds"] == 360.0, "there never was a charge"
+    site.add(COSTS, 90, attributed="charged", gpu_seconds=360.0, rank=3)
+    assert site.ask(f"fleet.cluster.{name}")["rows"] == []
+    (row,) = site.ask(f"fleet.cluster.{name}", time_window="2h")["rows"]
+    assert row["gpu_seconds"] == 360.0
+
+
 def test_an_action_counts_in_the_week_in_which_it_took_effect_and_in_no_other(site):
     """It is written as done again where the scheduler did not show it for a while."""
     for days, action in ((9, "a"), (3, "b"), (0, "b"), (0, "c")):

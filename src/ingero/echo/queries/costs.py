@@ -55,14 +55,15 @@ recorded AS (
 ), gauged AS (
     SELECT cluster_id, node_id, json_extract_string(attributes, '$.rank') AS rank,
            json_extract_string(attributes, '$.worker') AS worker, arg_max(value_double, ts) AS gpu_seconds
-    FROM events WHERE {{where}} AND metric_name = '{_LOST}' GROUP BY ALL
+    FROM events WHERE {{where}} AND metric_name = '{_LOST}'
+                      AND cluster_id NOT IN (SELECT cluster_id FROM costs WHERE {{clusters}})
+    GROUP BY ALL
 ), charges AS (
     SELECT * FROM recorded
     UNION ALL
     SELECT g.cluster_id, g.node_id, try_cast(g.rank AS INTEGER), NULL, g.gpu_seconds, NULL, NULL, n.provider,
            n.gpu_model, 'charged'
     FROM gauged g LEFT JOIN nodes n ON n.cluster_id = g.cluster_id AND n.node_id = g.node_id
-    WHERE NOT EXISTS (SELECT 1 FROM recorded b WHERE b.cluster_id = g.cluster_id)
 )
 """
 
