@@ -4,6 +4,7 @@ import asyncio
 import json
 import signal
 import socket
+from contextlib import AsyncExitStack
 from hashlib import sha256
 
 import pytest
@@ -212,6 +213,29 @@ def test_a_drain_does_not_wait_for_an_mcp_stream_and_leaves_no_traceback(tmp_pat
     assert not [line for line in lines if line["level"] == "error"]
     (line,) = (line for line in echo.audit() if line["path"] == "/mcp")
     assert line["status"] == 200
+
+
+def test_standing_streams_of_a_bearer_take_no_place_of_its_requests(tmp_path):
+    headers = {"authorization": f"Bearer {ONE}", "accept": "text/event-stream"}
+
+    async def scenario(echo):
+        async with (
+            local_http.open_async_client(timeout=120) as client,
+            AsyncExitStack() as open_ones,
+        ):
+            streams = [
+                await open_ones.enter_async_context(
+                    client.stream("GET", f"{echo.url}/mcp", headers=headers)
+                )
+                for _ in range(3)
+            ]
+            await streams[2].aread()
+            last = streams[2]
+            answer = await client.get(f"{echo.url}/api/v2/whoami", headers=headers)
+            return [one.status_code for one in streams], last.headers["allow"], answer.status_code
+
+    with Served(tmp_path, max_in_flight=2) as echo:
+        assert asyncio.run(scenario(echo)) == ([200, 200, 405], "POST", 200)
 
 
 def test_a_drain_ends_what_does_not_end_by_itself_when_its_time_is_over(tmp_path):

@@ -66,6 +66,10 @@ WRITER: Final = ErrorReply(403, "insufficient_scope", "this bearer may only writ
 BUSY_BEARER: Final = ErrorReply(
     429, "in_flight_cap", "too many requests of this bearer are being answered", 1
 )
+NO_STREAM: Final = ErrorReply(
+    405, "no_stream", "this bearer has its standing streams; requests are answered without one"
+)
+"""By MCP's specification, "Streamable HTTP", a client goes on after 405 without the stream."""
 SLOWED: Final = ErrorReply(
     429, "too_many_bad_bearers", "too many wrong tokens from this address", _BAD_RETRY_S
 )
@@ -79,6 +83,11 @@ VERSION_GONE: Final = {
     "preferred": "v2",
     "docs": "docs/guides/echo.md",
 }
+
+
+def is_event_stream(scope: Scope) -> bool:
+    """Whether a request is for a stream of MCP that stands for what the server may want to say."""
+    return scope["path"] in MCP_PATHS and scope["method"] == "GET"
 
 
 class RequestAdmission:
@@ -107,6 +116,7 @@ class RequestAdmission:
         self._count_refused = bad.bound(outcome="refused")
         self._count_slowed = bad.bound(outcome="slowed")
         self.in_flight: Counter[str] = Counter()
+        self._open_streams: Counter[str] = Counter()
 
     def admit(
         self, scope: Scope, headers: Mapping[bytes, bytes]
@@ -123,21 +133,25 @@ class RequestAdmission:
         if "read" not in principal.scopes:
             return principal, WRITER
         slow = _check_pace(self._by_bearer.take(principal.digest))
-        if slow is None and self.in_flight[principal.digest] >= self._config.max_in_flight:
-            return principal, BUSY_BEARER
+        if slow is None and self._find_held(scope)[principal.digest] >= self._config.max_in_flight:
+            return principal, NO_STREAM if is_event_stream(scope) else BUSY_BEARER
         return principal, slow
 
     @contextmanager
-    def hold(self, principal: Principal | None) -> Iterator[None]:
-        """Count a request as in flight."""
-        key = principal.digest if principal else ""
-        self.in_flight[key] += 1
+    def hold(self, scope: Scope, principal: Principal | None) -> Iterator[None]:
+        """Count a request as in flight, or as a stream that stands."""
+        key, held = principal.digest if principal else "", self._find_held(scope)
+        held[key] += 1
         try:
             yield
         finally:
-            self.in_flight[key] -= 1
-            if not self.in_flight[key]:
-                del self.in_flight[key]
+            held[key] -= 1
+            if not held[key]:
+                del held[key]
+
+    def _find_held(self, scope: Scope) -> Counter[str]:
+        """What is counted by bearer: streams that stand are no requests that wait for an answer."""
+        return self._open_streams if is_event_stream(scope) else self.in_flight
 
     def find_address(self, scope: Scope, headers: Mapping[bytes, bytes]) -> str:
         """Where a request is from."""
@@ -231,8 +245,8 @@ class RequestMiddleware:
         gone_token = GONE.set(watch.gone)
         answering = self._app(scope, watch.receive, exchange.send)
         try:
-            with self.admission.hold(principal):
-                if scope["path"] in MCP_PATHS and scope["method"] == "GET":
+            with self.admission.hold(scope, principal):
+                if is_event_stream(scope):
                     await self._keep_open(answering, exchange)
                 else:
                     await self._work(answering)
@@ -370,6 +384,8 @@ class _Exchange:
     async def refuse(self, reply: ErrorReply) -> None:
         """Answer with an error body."""
         headers = {"connection": "close"} if reply is SLOWED else {}
+        if reply is NO_STREAM:
+            headers["allow"] = "POST"
         if reply.status == 401:
             headers["www-authenticate"] = self._challenge(
                 self.headers.get(b"authorization", b"").decode("latin-1")
