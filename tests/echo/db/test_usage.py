@@ -137,16 +137,33 @@ def test_what_retention_deletes_no_longer_counts_as_stored(tmp_path):
     store.close()
 
 
+def test_what_is_stored_counts_also_where_its_entries_were_to_be_kept_for_less(tmp_path):
+    clock = ManualClock()
+    retention = Retention(1000 * NS_PER_S, None, {"usage": 10 * NS_PER_S})
+    store = make_store(tmp_path / "echo.db", clock, retention=retention, usage_ns=NS_PER_S)
+    store.open()
+    store.write(sent_by(rows_of(10), "aa"))
+    for number in range(3):
+        clock.advance(61 * NS_PER_S)
+        store.write(sent_by(rows_of(1, start=100 + number, cluster="c2"), "aa"))
+        store.call(lambda connection: None).result()
+    assert store.usage.find_stored_bytes(frozenset({"c1"})) == 10 * ROW_BYTES
+    store.close()
+
+
 @pytest.mark.parametrize(
     ("given_ages", "kept"),
     [
         (Retention(5, None), 5),
         (Retention(5, None, {"costs": 9}), 9),
         (Retention(5, None, {"costs": None}), None),
-        (Retention(5, None, {"costs": 9, "usage": 2}), 2),
+        (Retention(5, None, {"costs": 9, "usage": 2}), 9),
+        (Retention(5, None, {"costs": 9, "usage": 20}), 20),
+        (Retention(5, None, {"usage": None}), None),
+        (Retention(None, None, {"usage": 2}), None),
     ],
 )
-def test_entries_are_kept_as_long_as_the_longest_kept_rows_unless_said(given_ages, kept):
+def test_entries_are_kept_as_long_as_the_longest_kept_rows_or_longer_as_said(given_ages, kept):
     ages = Retention(
         None if given_ages.max_age_ns is None else given_ages.max_age_ns * 1000,
         None,

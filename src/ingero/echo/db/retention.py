@@ -13,7 +13,7 @@ import duckdb
 from ingero.echo.db.engine import checkpoint, fetch_row, used_bytes
 from ingero.echo.db.errors import translate_errors
 from ingero.echo.db.retention_clock import RetentionTime
-from ingero.echo.schema.tables import APPENDED, NODES, USAGE
+from ingero.echo.schema.tables import APPENDED, NODES, SENT, USAGE
 from ingero.units import NS_PER_US
 
 _SIZE_TARGET: Final = 0.9
@@ -55,8 +55,8 @@ class Retention:
     Attributes:
         max_age_ns: Rows that arrived longer ago go; None keeps them.
         max_bytes: Oldest arrivals go when the blocks in use pass this; None never.
-        by_table: Tables with an age of their own; None keeps their rows. Without one, ``usage`` is kept for as long as
-            any rows that it counts.
+        by_table: Tables with an age of their own; None keeps their rows. ``usage`` is kept for as long as any rows that
+            it counts at least, since quotas go by it.
     """
 
     max_age_ns: int | None
@@ -65,11 +65,11 @@ class Retention:
 
     def find_horizons(self, now: RetentionTime) -> Mapping[str, Horizon]:
         """By table, and ``nodes``, which arrivals go; without tables whose rows are kept."""
-        names = (*(table.name for table in APPENDED), NODES.name)
+        names = (*(table.name for table in SENT), NODES.name)
         ages = {name: self.by_table.get(name, self.max_age_ns) for name in names}
-        if USAGE.name not in self.by_table:
-            longest = [age_ns for age_ns in ages.values() if age_ns is not None]
-            ages[USAGE.name] = max(longest) if len(longest) == len(ages) else None
+        longest = [*ages.values(), self.by_table.get(USAGE.name, 0)]
+        known = [age_ns for age_ns in longest if age_ns is not None]
+        ages[USAGE.name] = max(known) if len(known) == len(longest) else None
         return {
             name: Horizon(now.known - age, now.stepped, now.wall - age)
             for name, age_ns in ages.items()
