@@ -334,6 +334,19 @@ def test_every_metric_that_is_kept_can_be_asked_for(site, metric):
     assert [row["node_id"] for row in outliers["rows"]] == ["n3"]
 
 
+def test_steps_of_a_window_begin_and_end_with_it_to_the_microsecond(site):
+    """The moments are ones that a float of seconds does not hold."""
+    first, last = NOW - dt.timedelta(hours=1) + dt.timedelta(microseconds=85), dt.timedelta(hours=1)
+    for ts in (first, first + last / 2, first + last - dt.timedelta(microseconds=1)):
+        site.add(EVENTS, 0, ts=ts, metric_name="m", value_double=1.0, kind="gauge")
+    end = f"{first + last:%FT%T.%f}Z"
+    found = site.ask("fleet.cluster.timeline", metric_name="m", until=end, n_buckets=2)
+    assert [(row["start"], row["n_points"]) for row in found["rows"]] == [
+        ("2026-06-01T11:00:00.000085Z", 1),
+        ("2026-06-01T11:30:00.000085Z", 2),
+    ]
+
+
 @pytest.mark.parametrize("text", ["2026-06-01T12:60:00Z", "2026-06-01T12:00:00+00:60"])
 def test_a_minute_60_is_no_time(site, text):
     with pytest.raises(BadDataError, match="is no time"):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Annotated, Final, Literal
 
 import msgspec
@@ -18,7 +18,6 @@ from ingero.echo.queries.context import (
     TimeWindowArgs,
 )
 from ingero.serving.query import Query
-from ingero.units import NS_PER_US
 from ingero.wire.names import MetricName as WireMetric
 
 _SCORE: Final = str(WireMetric.HEALTH_SCORE)
@@ -147,7 +146,7 @@ def _timeline(context: QueryContext, args: TimelineArgs) -> NodeTimelineAnswer:
 
 
 def _epoch_us(moment: datetime) -> int:
-    return int((moment - EPOCH).total_seconds() * 1e9) // NS_PER_US
+    return (moment - EPOCH) // timedelta(microseconds=1)
 
 
 class NodeArgs(ListArgs, kw_only=True, forbid_unknown_fields=True):
