@@ -98,6 +98,25 @@ def test_view_holds_only_what_touches_it_and_a_view_behind_the_end_is_refused():
         build_timeline(evidence, View(bins=5000))
 
 
+@pytest.mark.parametrize(("from_s", "to_s"), [(2.5, 0.5), (1.0, 0.0), (-5.0, -3.0), (0.0, -1e-9)])
+def test_a_view_that_ends_before_it_starts_is_refused(from_s, to_s):
+    built = RecordingBuilder()
+    for second in range(4):
+        built.call(LAUNCH, second * 10**9, 1000, PID)
+    with pytest.raises(BadDataError, match="to_s: the view ends before"):
+        build_timeline(evidence_of(built), View(from_s=from_s, to_s=to_s))
+
+
+def test_a_view_of_one_moment_is_a_nanosecond_long_and_one_that_begins_early_begins_with_the_first_event():
+    built = RecordingBuilder()
+    for second in range(4):
+        built.call(LAUNCH, second * 10**9, 1000, PID)
+    moment = build_timeline(evidence_of(built), View(from_s=2.0, to_s=2.0))
+    early = build_timeline(evidence_of(built), View(from_s=-1.0, to_s=2.0))
+    assert (moment.from_s, moment.to_s) == (2.0, 2.000000001)
+    assert (early.from_s, early.to_s) == (0.0, 2.0)
+
+
 steps = st.lists(
     st.tuples(st.sampled_from(["alloc", "free", "fail"]), st.integers(1, 4), st.integers(1, 99)),
     min_size=1,

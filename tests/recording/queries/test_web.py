@@ -156,13 +156,14 @@ def test_part_is_the_newest_rows_and_wrong_parameters_are_told(starved):
         wrong = [
             await client.get(f"/api/v1/{path}")
             for path in ("ops?last=many", "ops?pid=-1", "ops?since=soon", "timeline?bins=0",
-                         "timeline?from_s=nan", "stacks?op=cudaMallocc")
+                         "timeline?from_s=nan", "stacks?op=cudaMallocc", "timeline?bins=2.9",
+                         "timeline?from_s=2&to_s=1", "timeline?from_s=1&to_s=0")
         ]  # fmt: skip
         return newest, wrong
 
     newest, wrong = visit(starved, talk)
     assert (newest["events"], newest["events_stored"], newest["truncated"]) == (100, 3807, True)
-    assert [answer.status_code for answer in wrong] == [400] * 6
+    assert [answer.status_code for answer in wrong] == [400] * 9
     assert "many" not in wrong[0].json()["error"]
 
 

@@ -33,7 +33,7 @@ from ingero.recording.queries.operations import OperationAnswer, list_operations
 from ingero.recording.queries.overview import count_part, list_snapshots, read_overview
 from ingero.recording.queries.recording_file import RecordingFile
 from ingero.recording.queries.stacks import StacksArgs, read_folded_stacks
-from ingero.recording.queries.timeline import View, build_timeline
+from ingero.recording.queries.timeline import BINS, View, build_timeline
 from ingero.recording.queries.window import Wanted, find_span
 from ingero.recording.store.reader import read_unprobed, read_unwritten
 
@@ -56,20 +56,35 @@ class Asked:
     wanted: Wanted
     parameters: Mapping[str, str]
 
-    def number(self, name: str, default: float) -> float:
-        """A parameter that is a number.
+    def number(self, name: str) -> float | None:
+        """A parameter that is a number; None where it is left out.
 
         Raises:
             BadDataError: It is not.
         """
         text = self.parameters.get(name, "")
+        if not text:
+            return None
         try:
-            value = float(text) if text else default
+            value = float(text)
         except ValueError:
             value = float("nan")
         if not abs(value) < 1e15:
             raise BadDataError(f"{name}: a number is needed")
         return value
+
+    def whole_number(self, name: str, default: int) -> int:
+        """A parameter that is a whole number.
+
+        Raises:
+            BadDataError: It is not.
+        """
+        value = self.number(name)
+        if value is None:
+            return default
+        if not value.is_integer():
+            raise BadDataError(f"{name}: a whole number is needed")
+        return int(value)
 
 
 Answer = Callable[[Asked], Any]
@@ -193,7 +208,7 @@ def _chain(one: IncidentAnswer, operations: list[OperationAnswer]) -> dict[str, 
 
 def _timeline(asked: Asked) -> Any:  # noqa: ANN401 -- whatever msgspec encodes
     view = View(
-        asked.number("from_s", 0.0), asked.number("to_s", 0.0), int(asked.number("bins", 240))
+        asked.number("from_s") or 0.0, asked.number("to_s"), asked.whole_number("bins", BINS)
     )
     return build_timeline(asked.context.evidence(asked.wanted), view)
 

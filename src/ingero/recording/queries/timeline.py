@@ -22,6 +22,8 @@ from ingero.model.untrusted import clean
 from ingero.recording.causal.evidence import EventRows, Evidence, Process, split_by
 
 _MAX_TRACKS: Final = 32
+BINS: Final = 240
+"""Of a view that names no number."""
 _MAX_BINS: Final = 1000
 _MAX_SLICES: Final = 1500
 
@@ -102,26 +104,28 @@ class View:
 
     Attributes:
         from_s: Seconds from the part's first event.
-        to_s: End; 0 or less for the last.
+        to_s: End; None for the last.
         bins: How many equal bins.
     """
 
     from_s: float = 0.0
-    to_s: float = 0.0
-    bins: int = 240
+    to_s: float | None = None
+    bins: int = BINS
 
 
 def build_timeline(evidence: Evidence, view: View) -> TimelineAnswer:
     """Draw the part.
 
     Raises:
-        BadDataError: The view is empty or has too many bins.
+        BadDataError: The view ends before it starts, lies outside of the part or has too many bins.
     """
     if not 1 <= view.bins <= _MAX_BINS:
         raise BadDataError(f"bins: 1 to {_MAX_BINS}")
+    if view.to_s is not None and view.to_s < max(view.from_s, 0.0):
+        raise BadDataError("to_s: the view ends before it starts, or before the first event")
     start_ns, end_ns = evidence.recording.window_ns
     from_ns = start_ns + round(max(view.from_s, 0.0) * 1e9)
-    to_ns = min(start_ns + round(view.to_s * 1e9), end_ns) if view.to_s > 0 else end_ns
+    to_ns = end_ns if view.to_s is None else min(start_ns + round(view.to_s * 1e9), end_ns)
     to_ns = max(to_ns, from_ns + 1)
     if from_ns > end_ns:
         raise BadDataError("the view lies behind the last event")
