@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from ingero.errors import ConfigError
+from ingero.header_values import clean_header_value
 
 PROBE_MODE: Final = "INGERO_PROBE_MODE"
 """Forces a way to probe; the option ``--probe-mode`` sets it for its command and for what that starts."""
@@ -109,11 +110,23 @@ def allows_loose_tokens(environ: Mapping[str, str] | None = None) -> bool:
 
 BEARER: Final = "INGERO_MCP_BEARER_TOKEN"
 """Bearer of a node's dashboard and MCP over HTTP. A flag would show it to every user of the machine."""
+_BEARER_FORM: Final = f"such as {BEARER}=$(openssl rand -hex 32)"
 
 
 def read_bearer(environ: Mapping[str, str] | None = None) -> str:
-    """The node's bearer token; empty when there is none."""
-    return (os.environ if environ is None else environ).get(BEARER, "")
+    """The node's bearer token, without the line end of the file that it comes from; empty when there is none.
+
+    Raises:
+        ConfigError: It cannot stand in a header, or is nothing but white space; its text is not quoted.
+    """
+    text = (os.environ if environ is None else environ).get(BEARER, "")
+    try:
+        token = clean_header_value(text)
+    except ValueError as error:
+        raise ConfigError(f"{BEARER} {error}", hint=_BEARER_FORM) from error
+    if text and not token:
+        raise ConfigError(f"{BEARER} holds no bearer token", hint=_BEARER_FORM)
+    return token
 
 
 def set_bearer(token: str) -> None:

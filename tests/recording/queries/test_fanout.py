@@ -228,6 +228,20 @@ def test_bearer_is_sent_and_a_wrong_one_is_told(paths):
     assert among_servers(paths, talk, token="s3cret")[0].body["event_count"] == 200
 
 
+def test_a_bearer_with_a_line_end_is_that_of_the_node_and_one_that_no_header_carries_is_refused(
+    paths, monkeypatch, capsys
+):
+    def ask_with(token, nodes):
+        monkeypatch.setenv("INGERO_MCP_BEARER_TOKEN", token)
+        return run_program(cli, ["query", "--no-tls", "--nodes", nodes[0], "SELECT 1 AS n"])
+
+    def talk(nodes):
+        return ask_with("s3cret\n", nodes), ask_with("s3crét", nodes)
+
+    assert among_servers(paths[:1], talk, token="s3cret") == (0, 2)
+    assert "error: INGERO_MCP_BEARER_TOKEN is not printable ASCII" in capsys.readouterr().err
+
+
 def test_clock_that_is_ahead_is_measured_and_warned_of(paths):
     ours, theirs = ManualClock(), ManualClock()
     theirs.step_wall(250_000_000)
