@@ -6,11 +6,12 @@ import os
 import re
 import signal
 import socket
+import sqlite3
 import subprocess
 import sys
 import threading
 import time
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 
 import duckdb
@@ -445,6 +446,32 @@ def test_stdio_ends_at_the_first_interrupt_while_nobody_writes(tmp_path, token_f
         finally:
             serving.kill()
         assert (serving.stdout.read(), serving.stderr.read()) == (b"", b"\n")
+
+
+def test_a_path_without_an_echo_database_is_said_to_be_what_it_is_and_none_is_made(tmp_path):
+    recording, folder, absent = (tmp_path / name for name in ("run.db", "folder", "ehco.db"))
+    with closing(sqlite3.connect(recording)) as connection:
+        connection.execute("CREATE TABLE events (timestamp INTEGER)")
+    folder.mkdir()
+    said = {
+        absent: "ehco.db does not exist",
+        folder: "folder is not a file",
+        recording: "run.db is not an Echo database: it is an SQLite file",
+    }
+    before = recording.read_bytes()
+    for path, reason in said.items():
+        for refused in (run("mcp", "--db", path), run("verify", path)):
+            assert refused.returncode == 4, refused.stderr
+            assert reason in refused.stderr
+    assert not absent.exists()
+    assert recording.read_bytes() == before
+
+
+def test_a_time_that_is_in_no_year_of_utc_is_refused(tmp_path):
+    until = "0001-01-01T00:00:00+14:00"
+    refused = run("restore", "--db", tmp_path / "echo.db", "--until", until, tmp_path)
+    assert refused.returncode == 2
+    assert f"Invalid value for --until: '{until}' is in no year of UTC" in refused.stderr
 
 
 def test_settings_are_refused_with_every_reason(tmp_path):

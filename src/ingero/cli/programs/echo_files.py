@@ -140,7 +140,10 @@ def _parse_time(text: str | None) -> datetime | None:
         raise click.BadParameter(
             "it has no time zone; write Z behind it for UTC", param_hint="--until"
         )
-    return moment.astimezone(UTC)
+    try:
+        return moment.astimezone(UTC)
+    except OverflowError:
+        raise click.BadParameter(f"{text!r} is in no year of UTC", param_hint="--until") from None
 
 
 @click.command("verify")

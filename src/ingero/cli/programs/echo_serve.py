@@ -245,11 +245,13 @@ def mcp(
     import asyncio
 
     try:
+        from ingero.echo.db.engine import check_there
         from ingero.echo.service.stdio import serve_stdio
     except ModuleNotFoundError as missing:
         raise UnsupportedError(
             f"this installation has no {missing.name}", hint="pip install 'ingero[echo]'"
         ) from missing
+    check_there(Path(db).expanduser())  # a new file would hold nothing that anybody asks for
     asyncio.run(serve_stdio(db, frozenset(clusters) or None, db_key_file, httpfs_extension))
 
 

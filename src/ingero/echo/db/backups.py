@@ -20,10 +20,10 @@ import duckdb
 from ingero.echo.db.backup_names import list_backups, name_backup, stamp_of
 from ingero.echo.db.backup_socket import copy_now, fill_copy
 from ingero.echo.db.encryption import Encryption
-from ingero.echo.db.engine import DatabaseSettings, open_engine, read_whole
+from ingero.echo.db.engine import DatabaseSettings, check_there, open_engine, read_whole
 from ingero.echo.db.files import make_copy
 from ingero.echo.db.store import Store
-from ingero.errors import IngeroError, StoreError
+from ingero.errors import IngeroError
 from ingero.telemetry.clock import Clock
 from ingero.units import NS_PER_S
 
@@ -78,8 +78,7 @@ def verify(
         ConfigError: Its key is not this one.
         StoreError: It is not there, no Echo database, or damaged.
     """
-    if not path.is_file():
-        raise StoreError(f"{path} does not exist")
+    check_there(path)
     settings = DatabaseSettings(
         memory_limit_bytes=_CHECK_BYTES, threads=1, encryption=encryption, is_read_only=True
     )

@@ -42,6 +42,18 @@ class DatabaseSettings:
     is_read_only: bool = False
 
 
+def check_there(path: Path) -> None:
+    """Refuse a path where no file is, for what is not to make one.
+
+    Raises:
+        StoreError: Nothing is there, or what is no file.
+    """
+    if not path.exists():
+        raise StoreError(f"{path} does not exist")
+    if not path.is_file():
+        raise StoreError(f"{path} is not a file")
+
+
 def open_engine(path: str, settings: DatabaseSettings) -> duckdb.DuckDBPyConnection:
     """Open or create a database and harden the instance.
 
@@ -113,7 +125,9 @@ def _explain(path: str, text: str, *, is_encrypted: bool) -> IngeroError:
         return StoreError(f"{path}: damaged write-ahead log: {head}", hint=repair)
     if "orrupt" in text:
         return StoreError(f"{path}: damaged: {head}", hint="Restore it from a backup.")
-    if "not a valid DuckDB" in text or "is not a DuckDB" in text:
+    if "sqlite_scanner" in text:
+        head = "it is an SQLite file, as recordings of `ingero trace` are"
+    if any(part in text for part in ("sqlite_scanner", "not a valid DuckDB", "is not a DuckDB")):
         return StoreError(f"{path} is not an Echo database: {head}")
     return StoreError(f"cannot open {path}: {head}")
 

@@ -20,6 +20,7 @@ from ingero.echo.db.backup_socket import request_backup
 from ingero.echo.db.encryption import Encryption
 from ingero.echo.db.engine import (
     DatabaseSettings,
+    check_there,
     checkpoint,
     count_tables,
     fetch_row,
@@ -77,7 +78,7 @@ def migrate_file(
     path: Path, now: datetime, encryption: Encryption | None = None
 ) -> tuple[int, int]:
     """Bring a file's schema up to date; returns the versions before and after."""
-    _check_there(path)
+    check_there(path)
     with locked(str(path)):
         connection = open_engine(str(path), DatabaseSettings(encryption=encryption))
         try:
@@ -96,7 +97,7 @@ def back_up(path: Path, to: Path, encryption: Encryption | None = None) -> tuple
         ConfigError: The key is not that of the file.
         StoreError: It is damaged, its server refuses, the place has no room, or the copy exists already.
     """
-    _check_there(path)
+    check_there(path)
     if to.exists():
         raise StoreError(f"{to} exists already", hint="Choose another name.")
     _check_room(path, to)
@@ -133,7 +134,7 @@ def restore(
         StoreError: The backup is no Echo database, the place is in use, or either is of a newer release than this.
             The database that was there is in its place.
     """
-    _check_there(backup)
+    check_there(backup)
     _check_echo(backup, encryption, is_read_only=True)
     with locked(str(path)):
         return _put_in_place(backup, path, encryption, until)
@@ -235,7 +236,7 @@ def repair(path: Path) -> Repair:
     Raises:
         StoreError: The damage is not in the log.
     """
-    _check_there(path)
+    check_there(path)
     with locked(str(path)):
         return _repair(path)
 
@@ -386,11 +387,6 @@ def _check_room(source: Path, to: Path) -> None:
             f"{to.parent} has {format_size(free)} free and the copy needs {format_size(needed)}",
             hint="Choose another place.",
         )
-
-
-def _check_there(path: Path) -> None:
-    if not path.is_file():
-        raise StoreError(f"{path} does not exist")
 
 
 def _free_name(path: Path, word: str) -> Path:
