@@ -46,3 +46,10 @@ def test_a_file_that_is_no_dump_is_named_in_our_words(tmp_path, capsys, body):
         word in said
         for word in ("Error", "load key", "memo", "MARK", "opcode", "ran out of", "frame")
     )
+
+
+def test_an_address_that_is_none_is_said_on_a_line(capsys):
+    assert run_program(command, ["--fleet", "http://[::1", "--cluster-id", "prod"]) == 1
+    assert (
+        "error: Fleet's admin endpoint http://[::1 does not tell hangs: " in capsys.readouterr().err
+    )

@@ -146,6 +146,7 @@ def test_fetched_list_takes_the_file_s_place(serve, prices, capsys):
     ("answer", "status", "said"),
     [
         ((302, "http://127.0.0.1:1/x", b""), 1, "not an https address"),
+        ((302, "https://[::1/x", b""), 1, "Invalid URL in location header"),
         ((302, "/list", b""), 1, "more than 10 redirects"),
         ((404, "", b""), 1, "HTTP 404"),
         ((200, "", b"a" * ((1 << 20) + 1)), 1, "larger than 1 MiB"),
@@ -160,6 +161,19 @@ def test_what_is_no_list_changes_nothing(serve, prices, capsys, answer, status, 
         capsys, "update", "--url", f"{base}/list", "--ca-cert", pem, "--output", prices
     )
     assert (got, said in err) == (status, True), err
+    assert prices.read_text() == PRICES
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        (["--url", "https://[::1/x"], "error: 'https://[::1/x' is not an https address"),
+        (["--url", "https://127.0.0.1:1/x", "--timeout", "0"], "'0' is too short"),
+    ],
+)
+def test_an_address_or_a_time_that_is_none_is_said_and_changes_nothing(prices, capsys, more, said):
+    status, _, err = ask(capsys, "update", "-o", prices, *more)
+    assert (status, said in err) == (2, True), err
     assert prices.read_text() == PRICES
 
 

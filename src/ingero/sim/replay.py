@@ -206,7 +206,7 @@ def ask_judgement(
             if response.status_code == httpx.codes.NOT_FOUND:
                 return None
             page = response.raise_for_status().json()["clusters"][0]
-        except (httpx.HTTPError, ValueError, KeyError, IndexError) as error:
+        except (httpx.HTTPError, httpx.InvalidURL, ValueError, KeyError, IndexError) as error:
             raise RetryableError(
                 f"Fleet's admin endpoint {admin_url} does not tell verdicts: {error}",
                 hint="it listens on loopback only: run this on Fleet's own machine, or forward the port",

@@ -47,7 +47,7 @@ def ask_hang(client: httpx.Client, admin_url: str, cluster_id: str) -> dict[str,
         if response.status_code == httpx.codes.NOT_FOUND:
             return None
         answer: dict[str, Any] = response.raise_for_status().json()
-    except (httpx.HTTPError, ValueError) as error:
+    except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
         raise RetryableError(
             f"Fleet's admin endpoint {admin_url} does not tell hangs: {error}",
             hint="it listens on loopback only: run this on Fleet's own machine, or forward the port",

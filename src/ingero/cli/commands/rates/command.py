@@ -59,7 +59,9 @@ class UpdateConfig:
         default=_DEFAULT,
         type=click.Path(path_type=Path, dir_okay=False),
     )
-    timeout: int = duration("Longest time for all of it.", default="30s", metavar="TIME")
+    timeout: int = duration(
+        "Longest time for all of it.", default="30s", at_least="1ms", metavar="TIME"
+    )
     ca_cert: str = option("Authority of the server's certificate.", default="", metavar="FILE")
     as_json: bool = json_switch("Print JSON.")
 

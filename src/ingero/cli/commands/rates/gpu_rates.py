@@ -147,7 +147,11 @@ def _ask(client: httpx.Client, url: str, ends_ns: int, clock: Clock) -> tuple[st
 
 
 def _refuse_plain(url: str, error: type[ConfigError | BadDataError]) -> None:
-    if urlsplit(url).scheme != "https":
+    try:
+        is_https = urlsplit(url).scheme == "https"
+    except ValueError:  # of brackets without an IPv6 address
+        is_https = False
+    if not is_https:
         raise error(f"{url!r} is not an https address", hint="prices are taken over HTTPS only")
 
 
