@@ -60,6 +60,21 @@ def test_events_that_were_not_read_are_said_unless_the_newest_were_asked_for(
         assert "incomplete" not in newest.output
 
 
+def test_events_beyond_the_limit_are_said_to_be_left_out(tmp_path):
+    path = tmp_path / "r.db"
+    built = RecordingBuilder()
+    for at in range(30):
+        built.call((Source.CUDA, 1 + at % 2), START_NS + at, 5, 7)
+    built.write(path)
+    first = ask("--db", str(path), "--limit", "1", "--json")
+    op = json.loads(first.stdout)[0]["op"]
+    assert first.stderr == "(the newest 1 of 30 that were asked for, of 30 events)\n"
+    some = ask("--db", str(path), "--op", op, "--limit", "4")
+    assert some.stderr == "(the newest 4 of 15 that were asked for, of 30 events)\n"
+    every = ask("--db", str(path), "--op", op, "--limit", "15", "--json")
+    assert (len(json.loads(every.stdout)), every.stderr) == (15, "(15 of 30 events)\n")
+
+
 def test_sql_table_is_aligned_and_the_count_goes_to_stderr(node_01):
     answer = ask("--db", node_01, "SELECT 'a' AS name, 10 AS n UNION SELECT 'bbb', 7 ORDER BY n")
     assert answer.stdout.splitlines() == ["name   n", "bbb    7", "a     10"]

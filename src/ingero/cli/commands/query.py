@@ -99,7 +99,8 @@ def _show_sql(path: Path, sql: str, config: QueryConfig) -> None:
     if answer.is_truncated and len(rows) < config.limit:
         more = f"; there are more, beyond {format_size(MAX_BYTES)}: select less or aggregate"
     elif answer.is_truncated:
-        more = "; there are more: raise --limit or aggregate"
+        next_step = "raise --limit" if config.limit < MAX_ROWS else "narrow it with WHERE"
+        more = f"; there are more: {next_step} or aggregate"
     click.echo(f"({len(rows)} rows in {answer.duration_ns / 1e6:.1f} ms{more})", err=True)
     if missing := Recording(unwritten=read_unwritten(path)).describe_missing():
         click.echo(missing, err=True)
@@ -137,7 +138,8 @@ def _show_events(path: Path, config: QueryConfig) -> None:
     wanted = Wanted(since=config.since, pids=config.pids, has_extras=True)
     recording = load_part(path, wanted)
     annotations = read_annotations(path) if config.annotations else ()
-    rows = list_events(recording, op=config.op, limit=config.limit, annotations=annotations)
+    listed = list_events(recording, op=config.op, limit=config.limit, annotations=annotations)
+    rows = listed.rows
     if config.as_json:
         click.echo(json.dumps([msgspec.to_builtins(row) for row in rows], indent=2))
     elif config.annotations:
@@ -155,7 +157,10 @@ def _show_events(path: Path, config: QueryConfig) -> None:
         heads = ["TIME", "PID", "TID", "PROCESS", "OPERATION", "DURATION"]
         lines = [[r.timestamp, r.pid, r.tid, r.comm, r.op, r.duration] for r in rows]
         click.echo(_as_table(heads, lines))
-    click.echo(f"({len(rows)} of {recording.n_events_stored} events)", err=True)
+    found = f"{len(rows)}"
+    if listed.n_found > len(rows):
+        found = f"the newest {len(rows)} of {listed.n_found} that were asked for,"
+    click.echo(f"({found} of {recording.n_events_stored} events)", err=True)
     if missing := recording.describe_missing():
         click.echo(missing, err=True)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -37,13 +38,26 @@ class EventRow(msgspec.Struct, frozen=True, omit_defaults=True):
     labels: dict[str, str] = {}
 
 
+@dataclass(frozen=True, slots=True)
+class ListedEvents:
+    """Events of a recording.
+
+    Attributes:
+        rows: The newest of those that were found, in time order.
+        n_found: How many were found.
+    """
+
+    rows: list[EventRow]
+    n_found: int
+
+
 def list_events(
     recording: Recording,
     *,
     op: str = "",
     limit: int = 10_000,
     annotations: Iterable[StoredAnnotation] = (),
-) -> list[EventRow]:
+) -> ListedEvents:
     """The newest events of a recording in time order, with the labels that workloads gave them.
 
     Raises:
@@ -58,7 +72,8 @@ def list_events(
             )
             raise AskedError(f"no operation is called {op!r}", hint=f"one of: {known}")
         events = events[(events["source"] == wanted[0]) & (events["op"] == wanted[1])]
-    return list(_iter_rows(recording, events[-limit:], LabelsInTime(annotations)))
+    rows = list(_iter_rows(recording, events[-limit:], LabelsInTime(annotations)))
+    return ListedEvents(rows, len(events))
 
 
 def _iter_rows(
