@@ -9,7 +9,7 @@ from click.testing import CliRunner
 
 from ingero.cli.commands.fleet_push import FleetPushConfig
 from ingero.cli.commands.fleet_push import command as fleet_push
-from ingero.cli.main import cli
+from ingero.cli.main import cli, run_program
 from ingero.cli.options import duration, group, option, take_config, with_config
 from ingero.units import NS_PER_S
 
@@ -143,3 +143,25 @@ def test_a_number_that_cannot_be_meant_is_refused_by_the_name_of_its_option(line
         cli.commands[name].make_context(name, arguments)
     assert refused.value.param is not None
     assert refused.value.param.opts == [option]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ("hang DUMPS --cluster-id prod", "--cluster-id goes with --fleet"),
+        (
+            "hang --fleet http://127.0.0.1:1 --cluster-id prod --ranks 8",
+            "--ranks is about a DIRECTORY",
+        ),
+        ("explain --chains --per-process --db RECORDING", "--chains and --per-process are two"),
+        ("replay AR --offline --fleet http://127.0.0.1:1", "--offline pushes to nobody"),
+    ],
+)
+def test_an_option_that_would_be_left_unread_is_refused(data_dir, capsys, wrong, said):
+    paths = {
+        "DUMPS": data_dir / "flight_recorder/gpu_error_1st",
+        "RECORDING": data_dir / "agent_dbs/sample-cluster.db",
+    }
+    line = [str(paths.get(word, word)) for word in wrong.split()]
+    assert run_program(cli, line) == 2
+    assert said in capsys.readouterr().err

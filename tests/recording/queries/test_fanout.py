@@ -402,7 +402,10 @@ def test_operations_of_nodes_say_which_node(one_rank_each):
     assert {op["node"] for op in said} == {f"node-{i}" for i in range(4)}
 
 
-@pytest.mark.parametrize("more", [["--db", "x.db"], ["--from", "1s"], ["--chains"], ["-p1", "-p2"]])
+@pytest.mark.parametrize(
+    "more",
+    [["--db", "x.db"], ["--from", "1s"], ["--chains"], ["-p1", "-p2"], ["--include-rolled"]],
+)
 def test_what_nodes_cannot_be_asked_is_refused(more):
     assert run_program(cli, ["explain", "--nodes", "127.0.0.1:1", "--no-tls", *more]) == 2
 

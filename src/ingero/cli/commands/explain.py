@@ -89,13 +89,15 @@ def command(config: ExplainConfig) -> None:
 
     wanted = Wanted(config.since, config.start, config.end, config.pids, config.last)
     has_nodes, as_json = bool(config.among.nodes), config.as_json
+    if config.chains and config.per_process:
+        raise click.UsageError("--chains and --per-process are two answers: choose one")
     if config.annotations and (has_nodes or config.chains or config.per_process):
         click.echo("note: --annotations shows labels only with incidents of a file", err=True)
     if has_nodes:
         refused = config.db is not None or config.start or config.end or config.chains
-        if refused or len(config.pids) > 1:
+        if refused or config.include_rolled or len(config.pids) > 1:
             raise click.UsageError(
-                "--nodes takes no --db, --from, --to or --chains, and at most one --pid"
+                "--nodes takes no --db, --from, --to, --chains or --include-rolled, and at most one --pid"
             )
         _show_nodes(config, wanted)
         return

@@ -76,6 +76,10 @@ def command(
     """
     if (directory is None) == (fleet is None):
         raise click.UsageError("give a DIRECTORY of dumps or --fleet URL")
+    if fleet is None and cluster_id:
+        raise click.UsageError("--cluster-id goes with --fleet; a DIRECTORY holds one job")
+    if fleet is not None and n_ranks is not None:
+        raise click.UsageError("--ranks is about a DIRECTORY; Fleet knows the ranks of a live job")
     if fleet is not None:
         return _ask(fleet.rstrip("/"), cluster_id, as_json=as_json)
     assert directory is not None

@@ -114,6 +114,8 @@ def command(trace: str, config: ReplayConfig) -> int:
 
     path = Path(trace)
     job = read_trace(path if path.exists() else find_packaged(trace) or path)
+    if config.offline and config.fleet:
+        raise click.UsageError("--offline pushes to nobody: leave it out, or --fleet")
     if config.with_echo and (config.offline or config.fleet):
         raise click.UsageError(
             "--echo goes with a Fleet of the replay's own, without --offline and --fleet"
