@@ -1,8 +1,10 @@
 """A file that is no recording is refused in words, and no file is changed by reading it."""
 
 import hashlib
+import os
 import sqlite3
 from contextlib import closing
+from pathlib import Path
 
 import pytest
 
@@ -52,6 +54,19 @@ def test_text_is_not_taken_for_a_database(tmp_path):
 
 def test_directory_is_refused(tmp_path):
     assert "directory" in refusal(tmp_path).lower()
+
+
+def test_a_pipe_or_a_device_is_called_so_and_not_waited_for(tmp_path, data_dir):
+    pipe = tmp_path / "run.db"
+    os.mkfifo(pipe)
+    kept = os.open(pipe, os.O_RDWR)  # else a reader waits for a writer
+    try:
+        os.write(kept, (data_dir / "agent_dbs/sample-gpu-node-01.db").read_bytes()[:4096])
+        assert "a pipe or a device" in refusal(pipe)
+    finally:
+        os.close(kept)
+    assert "a pipe or a device" in refusal(Path("/dev/zero"))
+    assert "a pipe or a device" in refusal(pipe)  # nobody writes to it
 
 
 @pytest.mark.parametrize("keep", [40, 99, 4096, 100_000])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+import stat
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -45,16 +46,22 @@ def check_header(path: Path) -> None:
     Source: SQLite file format, "The Database Header" (page size at 16, page count at 28, change counters at 24 and 92).
 
     Raises:
-        StoreError: No file, no access, empty, foreign or cut short.
+        StoreError: No file, a pipe, no access, empty, foreign or cut short.
     """
     try:
-        size_bytes = path.stat().st_size
+        status = path.stat()
+        if not (stat.S_ISREG(status.st_mode) or stat.S_ISDIR(status.st_mode)):
+            raise StoreError(
+                f"{path}: a pipe or a device, and a recording is read from a file only",
+                hint="write what comes out of it to a file, and give that",
+            )
         with path.open("rb") as file:
             header = file.read(_HEADER_BYTES)
     except FileNotFoundError as error:
         raise StoreError(f"{path}: no such file", hint="check the path given with --db") from error
     except OSError as error:
         raise StoreError(f"{path}: {error.strerror or error}") from error
+    size_bytes = status.st_size
     if not size_bytes:
         raise StoreError(
             f"{path}: the file is empty (0 bytes), so it holds no recording", hint=_NOT_OURS
