@@ -211,6 +211,15 @@ def test_a_name_that_no_host_can_have_is_refused_by_itself():
         ask_nodes(["127.0.0.1:1", "xn--:80"], "query", COUNT, FanoutSettings())
 
 
+@pytest.mark.parametrize(
+    ("nodes", "said"),
+    [(" , ", "names no node"), ("127.0.0.1:1,127.0.0.1:2,127.0.0.1:1", "names 127.0.0.1:1 twice")],
+)
+def test_a_list_of_no_node_or_of_one_twice_is_refused(capsys, nodes, said):
+    assert run_program(cli, ["query", "--no-tls", "--nodes", nodes, "SELECT 1"]) == 2
+    assert f"error: --nodes {said}" in capsys.readouterr().err
+
+
 def test_no_answer_at_all_is_an_error(dead):
     with pytest.raises(RetryableError, match=dead):
         ask_nodes([dead], "query", COUNT, PLAIN)

@@ -78,10 +78,15 @@ def ask_nodes(
         decode: What an answer's bytes are; may raise `BadDataError`.
 
     Raises:
-        ConfigError: An address is not one, or plain HTTP would leave this machine.
+        ConfigError: There is no address, one is not one or stands there twice, or plain HTTP would leave this machine.
         RetryableError: No node answered; the message names each with its reason.
     """
     endpoints = [_parse(node) for node in nodes]
+    if not endpoints:
+        raise ConfigError("--nodes names no node", hint="such as --nodes gpu-1:8443,gpu-2:8443")
+    twice = [str(one) for at, one in enumerate(endpoints) if one in endpoints[:at]]
+    if twice:
+        raise ConfigError(f"--nodes names {twice[0]} twice, whose rows would count twice")
     tls = settings.tls or TlsClientConfig()
     if tls.insecure and not all(endpoint.is_loopback for endpoint in endpoints):
         raise ConfigError("plain HTTP to other machines is refused", hint="leave out --no-tls")
