@@ -133,6 +133,12 @@ def _check(settings: SimSettings) -> SimulatedWorkload:
                 f"the workload {workload.name!r} has no knob {knob!r}",
                 hint=f"one of: {known_knobs}",
             )
+    slow_rank, n_ranks = settings.knobs.get("slow_rank", 0), settings.n_ranks or workload.n_ranks
+    if slow_rank >= n_ranks:
+        raise ConfigError(
+            f"slow_rank={slow_rank}: the last of {n_ranks} ranks is {n_ranks - 1}",
+            hint="leave slow_rank out for a job without a slow rank",
+        )
     return workload
 
 

@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from ingero.agent.capture.discover.identity import read_identity
-from ingero.cli.main import cli
+from ingero.cli.main import cli, run_program
 from ingero.errors import ConfigError, IngeroError
 from ingero.sim.runner import SimSettings, Simulation
 from ingero.sim.workloads import WORKLOADS
@@ -152,6 +152,17 @@ def test_an_unknown_workload_or_knob_is_refused_with_the_known_ones():
     with pytest.raises(ConfigError, match="no knob 'stepz'") as refused:
         Simulation(SimSettings("train", {"stepz": 1}))
     assert "steps" in refused.value.hint
+
+
+def test_a_rank_that_the_job_does_not_have_is_not_the_slow_one():
+    with pytest.raises(ConfigError, match="slow_rank=2: the last of 2 ranks is 1"):
+        Simulation(SimSettings("ranks", {"slow_rank": 2}, n_ranks=2))
+
+
+def test_a_number_of_ranks_that_no_job_has_is_refused(capsys):
+    for wrong in ("-1", "1025"):
+        assert run_program(cli, ["sim", "run", "ranks", "--ranks", wrong]) == 2
+        assert "is not in the range 0<=x<=1024" in capsys.readouterr().err
 
 
 def test_a_rank_that_dies_is_an_error_with_its_exit_status():

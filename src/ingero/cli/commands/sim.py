@@ -6,6 +6,9 @@ import json
 
 import click
 
+MAX_RANKS = 1024
+"""More processes than a machine for trials holds."""
+
 
 @click.group("sim")
 def command() -> None:
@@ -54,7 +57,12 @@ def list_workloads(*, as_json: bool) -> None:
 @command.command("run")
 @click.argument("name")
 @click.argument("knobs", nargs=-1, metavar="[KNOB=VALUE]...")
-@click.option("--ranks", default=0, help="Processes of a multi-rank workload.")
+@click.option(
+    "--ranks",
+    type=click.IntRange(0, MAX_RANKS),
+    default=0,
+    help="Processes of a multi-rank workload; 0 takes the workload's own number.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print each rank's account as one JSON line.")
 def run_workload(*, name: str, knobs: tuple[str, ...], ranks: int, as_json: bool) -> None:
     r"""Run one workload and print what it did, by its own account.
