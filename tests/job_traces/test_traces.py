@@ -1,5 +1,7 @@
 """Reading recordings and turning them into what agents would have reported."""
 
+import os
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,6 +14,7 @@ from tests.support.synthetic_jobs import JobShape, build_work, normal_noise, run
 from ingero.errors import BadDataError
 from ingero.job_traces.convert import build_job_trace
 from ingero.job_traces.model import TraceRows, iter_pushes
+from ingero.job_traces.operations import read_labels
 from ingero.job_traces.readers import PACKAGED, find_packaged, read_straggler_rows, read_trace
 from ingero.model.collectives import CollectiveOp
 from ingero.units import NS_PER_S
@@ -211,6 +214,14 @@ def test_foreign_and_truncated_files_are_refused_with_the_reason(tmp_path, conte
     path.write_bytes(content)
     with pytest.raises(BadDataError, match=description):
         read_trace(path)
+
+
+def test_a_name_that_is_not_utf8_is_one(tmp_path, data_dir):
+    recording = data_dir / "jobs/ddp.cpu-hog-3.s0.parquet"
+    named = tmp_path / os.fsdecode(b"job\xff.parquet")
+    shutil.copy(recording, named)
+    assert read_trace(named).n_ops == read_trace(recording).n_ops
+    assert read_labels(named) == read_labels(recording)
 
 
 def test_missing_files_and_missing_columns_are_named(tmp_path):

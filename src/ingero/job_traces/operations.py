@@ -122,7 +122,8 @@ def read_labels(path: Path) -> dict[str, Any]:
     import pyarrow.parquet as pq  # noqa: PLC0415
 
     try:
-        found = json.loads((pq.read_schema(path).metadata or {}).get(LABELS, b"{}"))
+        with path.open("rb") as file:
+            found = json.loads((pq.read_schema(file).metadata or {}).get(LABELS, b"{}"))
     except (pa.ArrowException, OSError, ValueError) as error:
         raise BadDataError(f"{path}: its labels cannot be read: {error}") from error
     if not isinstance(found, dict):

@@ -57,15 +57,15 @@ def read_straggler_rows(path: Path) -> TraceRows:
     import pyarrow as pa  # noqa: PLC0415
     import pyarrow.parquet as pq  # noqa: PLC0415
 
-    with _parquet_errors(path):
-        names = pq.read_schema(path).names
+    with _parquet_errors(path), path.open("rb") as file:  # Arrow takes no name that is not UTF-8
+        names = pq.read_schema(file).names
         missing = [name for name in _REQUIRED if name not in names]
         if missing:
             raise BadDataError(
                 f"{path}: no column {', '.join(missing)}; it has {', '.join(names[:20])}",
                 hint="a trace has the columns that docs/specs/trace-format.md lists",
             )
-        table = pq.read_table(path, columns=list(_REQUIRED))
+        table = pq.read_table(file, columns=list(_REQUIRED))
         table = table.drop_null()
         if not table.num_rows:
             raise BadDataError(f"{path}: no rows")
@@ -94,10 +94,10 @@ def _read_operations(path: Path) -> pa.Table | None:
     """The rows of a file of operations; None for another one."""
     import pyarrow.parquet as pq  # noqa: PLC0415
 
-    with _parquet_errors(path):
-        if not is_operations(pq.read_schema(path).names):
+    with _parquet_errors(path), path.open("rb") as file:
+        if not is_operations(pq.read_schema(file).names):
             return None
-        return pq.read_table(path, columns=list(COLUMNS))
+        return pq.read_table(file, columns=list(COLUMNS))
 
 
 def _find_gpus_per_worker(path: Path) -> int:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from ingero.cli.main import cli, run_program
 from ingero.errors import BadDataError, StoreError
 from ingero.model.events import Source
 from ingero.recording.scenarios.builder import RecordingBuilder
@@ -74,6 +75,14 @@ def test_truncated_recording_is_called_cut_short(tmp_path, data_dir, keep):
     path = tmp_path / "cut.db"
     path.write_bytes((data_dir / "agent_dbs/sample-gpu-node-01.db").read_bytes()[:keep])
     assert "cut short" in refusal(path)
+
+
+def test_a_name_that_is_not_utf8_is_one(tmp_path, data_dir):
+    recording = data_dir / "agent_dbs/sample-gpu-node-01.db"
+    named = tmp_path / os.fsdecode(b"run %41 ?#\xff.db")
+    named.write_bytes(recording.read_bytes())
+    assert len(load_recording(named).events) == 200
+    assert run_program(cli, ["merge", str(named), "-o", str(tmp_path / "merged.db")]) == 0
 
 
 def test_damaged_page_is_an_error_with_the_file_name(tmp_path, data_dir):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sqlite3
 import stat
 from collections.abc import Iterator
@@ -106,7 +107,7 @@ def _choose_uri(path: Path) -> str:
 
 
 def _uri(path: Path, mode: str) -> str:
-    return f"file:{quote(str(path.absolute()))}?{mode}"
+    return f"file:{quote(os.fsencode(path.absolute()))}?{mode}"
 
 
 @contextmanager
