@@ -16,7 +16,12 @@ from tests.recording.scenarios.ranks import late_rank
 from ingero.cli.main import cli
 from ingero.model.events import EVENT, NcclOp, Source
 from ingero.model.recording import Recording
-from ingero.recording.export.perfetto import _iter_flows, _Numbering, write_perfetto
+from ingero.recording.export.perfetto import (
+    _iter_flows,
+    _Numbering,
+    export_file,
+    write_perfetto,
+)
 from ingero.recording.scenarios.catalog import SCENARIOS
 from ingero.recording.store.reader import load_recording
 
@@ -140,3 +145,12 @@ def test_incidents_and_load_are_in_the_trace(data_dir, tmp_path):
     assert incident["args"]["causes"] == "100% computing on the host"
     assert sum(e["ph"] == "C" and e["name"] == "CPU %" for e in elements) == 40
     assert [p.name for p in tmp_path.iterdir()] == ["out.json"]
+
+
+def test_what_another_export_of_that_name_writes_is_left_alone(recording, tmp_path):
+    path, other = tmp_path / "out.json", tmp_path / "out.json.part"
+    other.write_text("of another")
+    export_file(recording, path)
+    assert json.loads(path.read_bytes())["traceEvents"]
+    assert other.read_text() == "of another"
+    assert sorted(tmp_path.iterdir()) == [path, other]

@@ -10,6 +10,7 @@ Source: "Trace Event Format" (Chromium project): phases X, b/e, C, M, s/f; JSON 
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -262,7 +263,7 @@ def export_file(recording: Recording, path: Path) -> Exported:
     """
     if path.exists() and not path.is_file():  # a device would be replaced by a file
         raise StoreError(f"cannot write {path}: not a regular file")
-    part = path.with_name(path.name + ".part")
+    part = path.with_name(f"{path.name}.{os.getpid()}.part")  # another export may write there, too
     try:
         with part.open("wb") as out:
             exported = write_perfetto(recording, out)
