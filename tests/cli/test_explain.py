@@ -3,6 +3,7 @@
 import json
 import sqlite3
 from contextlib import closing
+from datetime import UTC, datetime
 
 import pytest
 from click.testing import CliRunner
@@ -10,7 +11,7 @@ from tests.recording.scenarios.faults import FAULTS
 
 from ingero.cli.main import cli, run_program
 from ingero.model.events import Source
-from ingero.recording.scenarios.builder import RecordingBuilder
+from ingero.recording.scenarios.builder import START_NS, RecordingBuilder
 from ingero.recording.store.writer import RecordingWriter
 
 
@@ -54,6 +55,37 @@ def test_text_shows_what_json_holds(starved):
         ]
         said += [ruled["why"] for ruled in incident["ruled_out"]]
         assert not [fact for fact in said if fact not in text]
+
+
+def test_a_time_is_taken_to_the_nanosecond_as_trace_writes_it(tmp_path):
+    path, built = tmp_path / "r.db", RecordingBuilder()
+    for at_ns in (0, 430_997, 430_998, 10**9):
+        built.call((Source.CUDA, 1), at_ns, 5, 7)
+    built.write(path)
+    begin = datetime.fromtimestamp(START_NS // 10**9, UTC).strftime("%Y-%m-%dT%H:%M:%S")
+
+    def count(first, last):
+        asked = ("--from", f"{begin}.{first}Z", "--to", f"{begin}.{last}+00:00")
+        return json.loads(ask("--db", path, "--json", *asked))["window"]["events"]
+
+    assert START_NS % 10**9 == 0
+    assert count("000430997", "000430997") == 1
+    assert count("00043099", "000430998") == 2
+    assert count("000430998", "000431") == 1
+
+
+def test_times_of_day_that_are_on_two_days_ask_for_the_date(tmp_path, capsys):
+    path, built = tmp_path / "r.db", RecordingBuilder()
+    noon_ns = (12 * 3600 - START_NS // 10**9 % 86_400) * 10**9
+    for hours in (-3, 22):
+        built.call((Source.CUDA, 1), noon_ns + hours * 3600 * 10**9, 5, 7)
+    built.write(path)
+    asked = ["explain", "--db", str(path), "--from", "09:30Z", "--to", "10:30Z"]
+    assert run_program(cli, asked) == 2
+    assert (
+        "hint: a time of day is the last one in the recording: write the date"
+        in capsys.readouterr().err
+    )
 
 
 def test_a_stored_chain_prints_nothing_that_a_terminal_would_obey(tmp_path):

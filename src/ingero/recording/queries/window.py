@@ -27,10 +27,14 @@ _MAX_PID: Final = 2**31 - 1
 """Of a pid_t."""
 _DATE: Final = re.compile(r"\d{4}-\d{2}-\d{2}")
 _CLOCK: Final = re.compile(r"\d{1,2}:\d{2}")
+_BELOW_US: Final = re.compile(r"[.,]\d{6}(\d{1,3})")
+"""Digits of a fraction of a second behind the microseconds."""
 _FORMS: Final = (
     "write 2026-04-03T12:18:35Z, a time of day of this machine's zone such as 15:40,"
     " or a duration from the first event such as 12.5s or 1m30s"
 )
+
+_WHICH_DAY: Final = "a time of day is the last one in the recording: write the date as well, such as 2026-04-03T15:40Z"
 
 
 class AskedError(BadDataError):
@@ -107,7 +111,9 @@ def find_bounds(span: tuple[int, int], wanted: Wanted) -> tuple[int | None, int 
         since_ns = max(span[1] - _parse_length(wanted.since, "--since"), TIMES[0])
         from_ns = since_ns if from_ns is None else max(since_ns, from_ns)
     if from_ns is not None and to_ns is not None and from_ns > to_ns:
-        raise AskedError("the window ends before it starts", hint="swap --from and --to")
+        is_clock = any(_CLOCK.match(text) for text in (wanted.start, wanted.end))
+        hint = _WHICH_DAY if is_clock else "swap --from and --to"
+        raise AskedError("the window ends before it starts", hint=hint)
     return from_ns, to_ns
 
 
@@ -150,7 +156,7 @@ def _parse_moment(text: str, span: tuple[int, int], option: str) -> int:
     """
     try:
         if _DATE.match(text):
-            moment = _unix_ns(datetime.fromisoformat(text))
+            moment = _parse_date(text)
         elif _CLOCK.match(text):
             moment = _find_clock(time.fromisoformat(text.zfill(5)), span)
         else:
@@ -158,6 +164,13 @@ def _parse_moment(text: str, span: tuple[int, int], option: str) -> int:
         return min(max(moment, TIMES[0]), TIMES[1])
     except ValueError as error:
         raise AskedError(f"{option}: {text!r} is no time", hint=_FORMS) from error
+
+
+def _parse_date(text: str) -> int:
+    """Unix ns of an RFC 3339 time to the nanosecond, as `ingero trace --json` writes it; `datetime` drops those."""
+    moment = _unix_ns(datetime.fromisoformat(text))
+    below_us = _BELOW_US.search(text)
+    return moment + (int(below_us[1].ljust(3, "0")) if below_us else 0)
 
 
 def _find_clock(clock: time, span: tuple[int, int]) -> int:
