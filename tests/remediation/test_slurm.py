@@ -66,6 +66,18 @@ class TestRealSlurm:
         view = actuator.read_nodes()["h1"]
         assert (view.in_service, view.mark) == (True, "")
 
+    def test_a_node_that_a_person_took_out_meanwhile_stays_out_with_that_persons_reason(
+        self, slurm, actuator
+    ):
+        """Between the look at all nodes and the request many seconds may pass."""
+        assert actuator.read_nodes()["h1"].in_service
+        slurm.run("scontrol", "update", "nodename=h1", "state=drain", "reason=bad memory")
+        with pytest.raises(PermanentError, match=r"out of service already: IDLE.DRAIN"):
+            actuator.apply(RECORD)
+        actuator.reverse(RECORD)
+        view = actuator.read_nodes()["h1"]
+        assert (view.in_service, view.mark, view.reason) == (False, "", "bad memory")
+
     def test_a_reason_of_somebody_else_is_no_mark_and_a_down_node_is_not_in_service(
         self, slurm, actuator
     ):
@@ -111,7 +123,7 @@ class TestRealSlurm:
         assert (identity.job, identity.launcher, identity.place.rank) == (job, "slurm", 0)
 
     def test_what_slurm_refuses_is_permanent_and_a_missing_slurm_is_said(self, actuator):
-        with pytest.raises(PermanentError, match="Invalid node name"):
+        with pytest.raises(PermanentError, match="Node h9 not found"):
             actuator.apply(replace(RECORD, target="h9"))
         with pytest.raises(PermanentError, match="Invalid job id"):
             actuator.requeue("999")

@@ -1,7 +1,8 @@
 """Slurm: drain with a reason, undrain, requeue, through its own commands.
 
 Seen with Slurm 22.05: UNDRAIN takes the drain and its reason away and leaves DOWN as it is; a drain of a node that is
-DOWN would overwrite the reason somebody gave, so only nodes in service are drained.
+DOWN would overwrite the reason somebody gave, so only nodes in service are drained. Slurm takes an update whatever the
+node is by then: each is looked at right before it is changed.
 Source: scontrol(1), squeue(1).
 """
 
@@ -33,7 +34,8 @@ REASON_MAX: Final = 200
 _NODE: Final = re.compile(r"^NodeName=(\S+)")
 _HOST: Final = re.compile(r"\sNodeHostName=(\S+)")
 _REFUSED: Final = re.compile(
-    r"invalid|denied|not permitted|unknown|only batch jobs|presently disabled", re.IGNORECASE
+    r"invalid|denied|not permitted|unknown|only batch jobs|presently disabled|^Node \S+ not found",
+    re.IGNORECASE,
 )
 _NO_SERVER: Final = re.compile(
     r"unable to contact|timed out|connection|munge|communication", re.IGNORECASE
@@ -93,6 +95,13 @@ class SlurmActuator:
 
     def apply(self, record: ActionRecord) -> None:
         """Drain it. Running jobs go on, no new ones start. Nothing where its health check does that."""
+        if self._config.drained_by != "remediator":
+            return
+        view = self._read_node(record.target)
+        if view.mark == record.action_id:
+            return
+        if not view.in_service:
+            raise PermanentError(f"{view.name} is out of service already: {view.state}")
         reason = write_reason(record, describe_worker(record), REASON_MAX)
         self._update(record.target, "state=drain", f"reason={reason}")
 
@@ -100,12 +109,26 @@ class SlurmActuator:
         """Nothing: Slurm has no dry run."""
 
     def reverse(self, record: ActionRecord) -> None:
-        """Take the drain away."""
-        self._update(record.target, "state=undrain")
+        """Take the drain away while it is the action's own. Nothing where its health check does that."""
+        if self._config.drained_by != "remediator":
+            return
+        if self._read_node(record.target).mark == record.action_id:
+            self._update(record.target, "state=undrain")
+
+    def _read_node(self, name: str) -> NodeView:
+        """One node as it is now.
+
+        Raises:
+            RetryableError: Slurm does not answer, or with something else.
+            PermanentError: It has no such node.
+        """
+        try:
+            return parse_nodes(self._run("scontrol", "-o", "show", "node", name))[name][0]
+        except (BadDataError, KeyError) as error:
+            raise RetryableError(f"Slurm does not tell node {name}: {error}") from error
 
     def _update(self, target: str, *what: str) -> None:
-        if self._config.drained_by == "remediator":
-            self._run("scontrol", "update", f"nodename={target}", *what)
+        self._run("scontrol", "update", f"nodename={target}", *what)
 
     def find_jobs(self, record: ActionRecord) -> Mapping[str, int] | None:
         """Batch jobs on the node that may be requeued; None when the policy leaves jobs alone."""
