@@ -120,6 +120,32 @@ def test_while_the_stop_file_is_there_nothing_is_done_but_what_a_person_asked_fo
     assert (site.drained, site.states()) == (set(), ["undone"])
 
 
+def test_a_stop_file_that_comes_within_a_poll_stops_what_the_poll_had_still_to_do(tmp_path):
+    """A scheduler that answers slowly makes a poll of several actions last for minutes."""
+    stop = tmp_path / "stop"
+    limits = f"stop_file: {stop}, max_nodes_at_once: 9, max_nodes_per_hour: 9"
+    site = Site(tmp_path / "j.db", build_config(brakes=limits))
+    site.before = lambda what: stop.touch() if what == "before apply" else None
+    site.poll(9, ["n2", "n3"])
+    assert len(site.drained) == 1
+    site.before = lambda _: None
+    stop.unlink()
+    site.poll(3, ["n2", "n3"])
+    assert site.drained == {"n2", "n3"}
+
+
+def test_a_stop_file_that_comes_while_jobs_are_requeued_leaves_the_others_running(tmp_path):
+    stop = tmp_path / "stop"
+    site = Site(tmp_path / "j.db", build_config(brakes=f"stop_file: {stop}"))
+    site.slurm.jobs = {"7": 0, "8": 0}
+    site.before = lambda what: stop.touch() if what == "after requeue" else None
+    site.poll(9, ["n2"])
+    assert site.slurm.requeued == ["7"]
+    stop.unlink()
+    site.poll(1, ["n2"])
+    assert (site.slurm.requeued, site.states()) == (["7", "8"], ["done"])
+
+
 def ask_back(site, action):
     site.journal.change(action, replace(action, state=ActionState.UNDOING, is_asked_back=True))
 

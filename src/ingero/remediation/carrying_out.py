@@ -2,6 +2,7 @@
 
 Each step from one state to the next stands in the journal before the scheduler is asked, and its outcome after.
 A person may answer in the journal at any time: what was read before is then not written, and the next poll goes on.
+So may a stop file come: with a slow scheduler a poll lasts long, and the file is looked for before each request.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Final
 
 from ingero.errors import PermanentError, RetryableError
 from ingero.remediation.actuators.actuator import SETTINGS, Actuator
-from ingero.remediation.config import RemediatorConfig
+from ingero.remediation.config import BrakesConfig, RemediatorConfig
 from ingero.remediation.findings import NodeView
 from ingero.remediation.journal import Journal
 from ingero.remediation.records import ENDED, ActionRecord, ActionState, Moment
@@ -45,7 +46,7 @@ class ActionRunner:
         read_now: Callable[[], Moment],
     ) -> None:
         self.changed: list[ActionRecord] = []
-        self._settle_ns = config.brakes.settle_time
+        self._brakes = config.brakes
         self._actuator = actuator
         self._journal = journal
         self._read_now = read_now
@@ -64,8 +65,9 @@ class ActionRunner:
         """Take the node out of service: written first, then asked, then looked at.
 
         Raises:
-            RetryableError: A person answered meanwhile; nothing was done.
+            RetryableError: A person answered meanwhile, or a stop file came; nothing was done.
         """
+        _heed_stop_file(self._brakes, record)
         now = self._read_now()
         settings, evidence = dict(self._actuator.settings), record.evidence
         if settings:
@@ -112,6 +114,7 @@ class ActionRunner:
     def undo(self, record: ActionRecord, nodes: Nodes | None, note: str) -> None:
         """Give a node back."""
         with suppress(RetryableError):
+            _heed_stop_file(self._brakes, record)
             undoing = self._change(record, ActionState.UNDOING, note)
             if not self._actuator.can_read_nodes:
                 self._ask_unseen(undoing)
@@ -179,6 +182,7 @@ class ActionRunner:
 
     def _ask_unseen(self, record: ActionRecord) -> None:
         """Ask, perhaps once more, which changes nothing more when it was done."""
+        _heed_stop_file(self._brakes, record)
         is_begun = record.state is ActionState.BEGUN
         try:
             if is_begun:
@@ -233,6 +237,7 @@ class ActionRunner:
             if running.get(job) != restarts:
                 done.append(job)  # requeued already, or it has ended
                 continue
+            _heed_stop_file(self._brakes, record)
             try:
                 self._actuator.requeue(job)
                 done.append(job)
@@ -270,6 +275,7 @@ class ActionRunner:
                 record, ActionState.UNDOING, "in effect after all", took_effect=True
             )
         try:
+            _heed_stop_file(self._brakes, record)
             self._actuator.reverse(record)
             nodes = self._actuator.read_nodes()
         except RetryableError:
@@ -284,7 +290,7 @@ class ActionRunner:
             self._change(record, ActionState.UNDONE, "the node is back")
 
     def _is_old(self, record: ActionRecord) -> bool:
-        return self._read_now().since(record.changed) >= self._settle_ns
+        return self._read_now().since(record.changed) >= self._brakes.settle_time
 
     def _change(
         self,
@@ -311,3 +317,14 @@ class ActionRunner:
 def _list_own(journal: Journal, actuator: Actuator) -> list[ActionRecord]:
     """Actions that were asked of this actuator: of others it can neither see nor reverse anything."""
     return [one for one in journal.actions() if one.kind == actuator.kind]
+
+
+def _heed_stop_file(brakes: BrakesConfig, record: ActionRecord) -> None:
+    """Go no further than to what a person asked to have reversed.
+
+    Raises:
+        RetryableError: A stop file is there, and nobody asked for this.
+    """
+    stop_file = "" if record.is_asked_back else brakes.find_stop_file()
+    if stop_file:
+        raise RetryableError(f"the stop file {stop_file} is there")

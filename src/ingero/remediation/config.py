@@ -182,11 +182,11 @@ class BrakesConfig(StrictModel):
         f" names none, {FORMER_STOP_FILE} counts as well, the default of earlier versions.",
     )
 
-    @property
-    def stop_files(self) -> tuple[str, ...]:
-        """Files of which each stops all while it is there."""
+    def find_stop_file(self) -> str:
+        """The stop file that is there now; empty for none."""
         is_named = "stop_file" in self.model_fields_set
-        return (self.stop_file,) if is_named else (self.stop_file, FORMER_STOP_FILE)
+        files = (self.stop_file,) if is_named else (self.stop_file, FORMER_STOP_FILE)
+        return next((one for one in files if Path(one).exists()), "")
 
     def protects(self, name: str) -> bool:
         """Whether a node is never acted on."""

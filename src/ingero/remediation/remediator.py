@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Final, Protocol
 
 from ingero.errors import PermanentError, RetryableError, UnsupportedError
@@ -192,8 +191,7 @@ class Remediator:
             self._tracker.break_off()
         findings = self._tracker.update(reading.clusters or {}, now)
         runner = ActionRunner(self._config, self._actuator, self._journal, self._read_now)
-        stop_files = (one for one in self._config.brakes.stop_files if Path(one).exists())
-        stop_file = next(stop_files, "")
+        stop_file = self._config.brakes.find_stop_file()
         is_stopped = bool(stop_file)
         is_acting = self._config.mode != "dry-run"
         if reading.nodes is not None and not self._is_single_poll:
@@ -223,7 +221,8 @@ class Remediator:
                 runner.repeat(lambda one: still_lets(self._config, one, by_episode, situation))
             self._retract(runner, situation)
             self._answer(runner, rulings, situation)
-            self._tester.begin(rulings, situation)
+            if not self._config.brakes.find_stop_file():
+                self._tester.begin(rulings, situation)
         self.orders = build_orders(self._config, rulings, situation, self._journal.actions())
         for record in runner.changed:
             states = self.counts.n_by_state
