@@ -506,6 +506,28 @@ def test_a_node_that_two_clusters_have_to_the_scheduler_is_left_alone(site, othe
     assert stopped == {"node known"}
 
 
+@pytest.mark.parametrize(
+    ("culprit", "other", "renamed"),
+    [
+        ("n1.rack-a", "n1.rack-b", {}),
+        ("n1", "n1.rack-b", {}),
+        ("gpu-17.example", "n1", {"gpu-17.example": "n1"}),
+    ],
+)
+def test_a_node_that_is_two_of_fleets_to_the_scheduler_is_left_alone(site, culprit, other, renamed):
+    """Within one cluster: the other one may be of a part of the site that this scheduler does not know."""
+    site.slurm.renamed = renamed
+    for _ in range(6):
+        site.n_ops += 1
+        ordinary = build_verdict(other, VerdictKind.ORDINARY, n_ops=site.n_ops)
+        site.fleet.say(build_verdict(culprit, n_ops=site.n_ops), ordinary)
+        site.poll()
+    assert site.drained == set()
+    assert not site.journal.actions()
+    site.poll(9, [culprit])
+    assert site.drained == {"n1"}
+
+
 def give_back(site):
     (action,) = site.journal.actions()
     ask_back(site, action)

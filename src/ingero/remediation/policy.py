@@ -323,9 +323,7 @@ def _judge_target(
     yield ClauseOutcome("scheduler answers", is_met=True, description="the scheduler answers")
     view = situation.nodes.get(target)
     if view is None:
-        description = (
-            f"the scheduler has no {what} for {finding.node_id}, several, or one of two clusters"
-        )
+        description = f"the scheduler has no {what} for {finding.node_id}, several, or one for two nodes of Fleet's"
         yield ClauseOutcome("node known", is_met=False, description=description)
         return
     yield ClauseOutcome("node known", is_met=True, description=f"the scheduler's {target}")

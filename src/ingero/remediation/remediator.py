@@ -264,21 +264,21 @@ class Remediator:
     def _find_targets(
         self, findings: Sequence[CulpritFinding], reading: SiteReading
     ) -> dict[tuple[str, str], str]:
-        """What is to be taken out of service for each finding, unless it also is what another cluster's node is."""
+        """What is to be taken out of service for each finding, unless it also is what another node of Fleet's is."""
         nodes, clusters = reading.nodes or {}, reading.clusters or {}
         by_host: dict[str, dict[tuple[str, str], Rank]] = {}
-        if len(clusters) > 1:
-            for cluster_id, one in clusters.items():
-                for rank in (verdict.rank for verdict in one.judgement.verdicts):
-                    alike = by_host.setdefault(rank.node_id.partition(".")[0], {})
-                    alike[cluster_id, rank.node_id] = rank
+        for cluster_id, one in clusters.items() if findings else ():
+            for rank in (verdict.rank for verdict in one.judgement.verdicts):
+                by_host.setdefault(_host_of(rank.node_id), {})[cluster_id, rank.node_id] = rank
         targets = {}
         for finding in findings:
+            node = (finding.cluster_id, finding.node_id)
             target = self._actuator.find_target(finding.verdict.rank, nodes)
-            alike = by_host.get(finding.node_id.partition(".")[0], {})
-            others = [rank for (of, _), rank in alike.items() if of != finding.cluster_id]
+            hosts = {_host_of(finding.node_id), _host_of(target)}
+            alike = [one for host in hosts for one in by_host.get(host, {}).items()]
+            others = [rank for key, rank in alike if key != node]
             if target and all(self._actuator.find_target(one, nodes) != target for one in others):
-                targets[finding.cluster_id, finding.node_id] = target
+                targets[node] = target
         return targets
 
     def _write_findings(self, rulings: tuple[Ruling, ...], now: Moment) -> None:
@@ -391,6 +391,11 @@ def _with_ruling(record: ActionRecord, ruling: Ruling) -> ActionRecord:
         evidence=ruling.finding.as_json(),
         clauses=tuple(clause.as_json() for clause in ruling.clauses),
     )
+
+
+def _host_of(name: str) -> str:
+    """The first label of a node's name, by which several may be one to the scheduler."""
+    return name.partition(".")[0]
 
 
 def _is_other(before: FindingRecord, after: FindingRecord) -> bool:

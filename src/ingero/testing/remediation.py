@@ -105,6 +105,7 @@ class HandScheduler:
         drained: The true times at which a node went out of service by us, with its name.
         late_ns: How late a late answer is.
         n_lies: So many polls show every node as in service.
+        renamed: Its names of nodes by Fleet's, as the policy has them.
     """
 
     kind = "slurm"
@@ -123,6 +124,7 @@ class HandScheduler:
         self.drained: list[tuple[int, str, str]] = []
         self.late_ns = 5 * NS_PER_S
         self.n_lies = 0
+        self.renamed: dict[str, str] = {}
         self.jobs: dict[str, int] | None = None
         self.requeued: list[str] = []
         self._read_ns = read_ns
@@ -157,8 +159,8 @@ class HandScheduler:
         }
 
     def find_target(self, rank: Rank, nodes: Mapping[str, NodeView]) -> str:
-        """The same name, or its first label's, as Slurm's actuator finds it."""
-        return find_name(rank.node_id, nodes, {}, {})
+        """As the policy has it, the same name, or its first label's, as Slurm's actuator finds it."""
+        return find_name(rank.node_id, nodes, {}, self.renamed)
 
     def apply(self, record: ActionRecord) -> None:
         """Drain it."""

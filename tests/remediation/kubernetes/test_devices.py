@@ -352,7 +352,10 @@ class TestRemediator:
         result = self.poll(site, "gpu.nvidia.com=n1/gpu-3", "gpu.nvidia.com=n1/gpu-4")
         (ruling,) = result.rulings
         assert [(one.clause, one.description) for one in ruling.stops] == [
-            ("node known", "the scheduler has no device for n1, several, or one of two clusters")
+            (
+                "node known",
+                "the scheduler has no device for n1, several, or one for two nodes of Fleet's",
+            )
         ]
         assert rules(api) == {}
 
