@@ -68,8 +68,9 @@ for pid in iter_pids():
     identity = read_identity(pid, n_reads=1)
     if identity is not None and identity.pod.uid == sys.argv[1]:
         reading = CounterFiles().read(pid, 0)
-        found.append([identity.name, identity.cgroup, identity.container, reading and reading.quota and
-            [reading.quota.n_processors, reading.throttled[reading.quota.cgroup].n_periods]])
+        found.append([identity.name, identity.cgroup, identity.container, reading and min((
+            [quota.n_processors, reading.throttled[quota.cgroup].n_periods] for quota in reading.quotas
+        ), default=None)])
 print(json.dumps(found))
 """
 POD = "k8s.pod.uid"

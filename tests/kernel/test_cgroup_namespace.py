@@ -24,11 +24,11 @@ from ingero.agent.capture.discover.cgroups import Cgroups
 from ingero.agent.diagnosis.counters import CounterFiles
 cgroups, (path, pid) = Cgroups(), sys.argv[1:]
 pid = int(pid)
-quota = CounterFiles(cgroups=cgroups).read(pid, 0).quota
+limits = [one.n_processors for one in CounterFiles(cgroups=cgroups).read(pid, 0).quotas]
 print(json.dumps({
     "shown": Path(f"/proc/{pid}/cgroup").read_text(),
     "paths": [one.path for one in cgroups.read(pid)],
-    "n_processors": quota and quota.n_processors,
+    "n_processors": min(limits, default=None),
     "id": cgroups.find_id(path),
     "own": [(one.shown, one.path) for one in cgroups.read("self")],
 }))

@@ -98,7 +98,7 @@ class ProcessCounters:
     Attributes:
         mono_ns: When, on the monotonic clock.
         threads: Its threads by their number; of many not all.
-        quota: The narrowest quota that it is under; None without one.
+        quotas: Those that it is under, the innermost first.
         n_major_faults: Page faults that waited for a disk.
         n_processors_allowed: Processors that it may run on.
         nice: Of the main thread.
@@ -109,7 +109,7 @@ class ProcessCounters:
 
     mono_ns: int
     threads: Mapping[int, TaskTimes]
-    quota: Quota | None = None
+    quotas: tuple[Quota, ...] = ()
     n_major_faults: int = 0
     n_processors_allowed: int = 0
     nice: int = 0
@@ -149,8 +149,8 @@ class WorkRates:
         own_ns: Own time before one.
         computing_ns: On a processor, of the thread that wanted one longest: its own, or that of a child process.
         ready_ns: Ready to run and not running, of the same thread.
-        throttled_ns: Held back by the quota.
-        n_processors: The quota; None without one.
+        throttled_ns: Held back by the quota of a cgroup.
+        n_processors: The quota, or the smallest that was seen; None without one.
         others: Processors that others of the quota use, as far as that is known; of several peers under one name.
         n_processors_allowed: Processors that it may run on.
         nice: Of the main thread.
@@ -161,6 +161,7 @@ class WorkRates:
         n_unknown_threads: Threads and children of which it is unknown what they did.
         device_ns: Of own time, spent in calls of CUDA, at least: the host waits for its GPU there, spinning or asleep.
             None where calls are not probed.
+        cgroup: Inode of the cgroup's folder whose quota this is about; 0 for none, and for peers.
     """
 
     n_ops: int
@@ -179,6 +180,7 @@ class WorkRates:
     n_unknown_others: int = 0
     n_unknown_threads: int = 0
     device_ns: float | None = None
+    cgroup: int = 0
 
 
 class CudaWait(NamedTuple):

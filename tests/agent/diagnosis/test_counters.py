@@ -11,7 +11,8 @@ import pytest
 from ingero.agent.capture.discover.cgroups import Cgroups
 from ingero.agent.diagnosis.counters import MAX_CHILDREN, MAX_THREADS, CounterFiles
 from ingero.model.counters import QuotaMember, TaskTimes, Work
-from ingero.recording.causal.work_rates import find_rates
+from ingero.recording.causal.excess import find_excess_causes
+from ingero.recording.causal.work_rates import find_held, find_rates
 from ingero.units import NS_PER_S
 
 TICK_NS = NS_PER_S // os.sysconf("SC_CLK_TCK")
@@ -40,7 +41,7 @@ def files(machine, kind, options, root="/"):
 
 def limit_of(reading):
     """The narrowest limit, for how long and how often it held back."""
-    quota = reading.quota
+    quota = min(reading.quotas, key=lambda one: one.n_processors)
     return (quota.n_processors, *reading.throttled[quota.cgroup])
 
 
@@ -59,7 +60,7 @@ def test_narrowest_quota_above_a_process_of_version_2_and_its_neighbour(machine)
     assert reading.threads == {5: (5000, 500, 105)}
     assert (reading.n_major_faults, reading.nice) == (12, 3)
     assert limit_of(reading) == (0.5, 40_000, 3)
-    ((neighbour, spent_ns),) = reading.quota.others_ns.items()
+    ((neighbour, spent_ns),) = reading.quotas[0].others_ns.items()
     assert (neighbour, neighbour.label) == (QuotaMember(7, 107, ""), "stress) 1 (7)")
     assert spent_ns == 40 * TICK_NS
 
@@ -73,7 +74,7 @@ def test_of_alike_quotas_the_one_that_the_processes_are_under_counts(machine):
     plant(inner, cgroup__procs="5\n6\n7\n")
     reading = files(machine, "cgroup2", "nsdelegate").read(5, 17)
     assert limit_of(reading) == (0.5, 40_000, 3)
-    assert [one.label for one in reading.quota.others_ns] == ["stress) 1 (7)"]
+    assert [one.label for one in reading.quotas[0].others_ns] == ["stress) 1 (7)"]
 
 
 def test_neighbours_are_seen_in_cgroups_below_the_one_that_has_the_quota(machine):
@@ -84,7 +85,7 @@ def test_neighbours_are_seen_in_cgroups_below_the_one_that_has_the_quota(machine
     plant(inner, cpu__max="max 100000\n", cgroup__procs="5\n6\n")
     plant(beside, cpu__max="max 100000\n", cgroup__procs="7\n")
     reading = files(machine, "cgroup2", "nsdelegate").read(5, 17)
-    assert [one.label for one in reading.quota.others_ns] == ["stress) 1 (7)"]
+    assert [one.label for one in reading.quotas[0].others_ns] == ["stress) 1 (7)"]
 
 
 def test_children_of_the_first_thread_are_read_and_ended_ones_left_out(machine):
@@ -113,7 +114,7 @@ def test_cgroup_below_the_part_that_is_mounted_is_found(machine):
 @pytest.mark.parametrize("text", ["4:cpu:/../../x\n0::/../x\n", "", "0::/nowhere\n"])
 def test_without_a_quota_that_can_be_seen_there_is_none(machine, text):
     (machine / "proc/5/cgroup").write_text(text)
-    assert files(machine, "cgroup2", "x").read(5, 0).quota is None
+    assert files(machine, "cgroup2", "x").read(5, 0).quotas == ()
 
 
 def test_process_that_is_gone_has_no_reading(machine):
@@ -222,6 +223,76 @@ def test_a_cgroup_that_the_first_reading_did_not_have_says_nothing_of_how_it_was
     (machine / "proc/5/cgroup").write_text("0::/a/c\n")
     last = files(machine, "cgroup2", "x").read(5, 50_100 * NS_PER_S)
     assert rates(first, last).throttled_ns == 0.0
+
+
+def look_at_pod(machine, seconds, limits, held_s):
+    """A reading of a rank in a container in a pod: the limit of each in processors, and how long it was held back."""
+    for folder, limit, held in zip(
+        (machine / "cg/a/b", machine / "cg/a"), limits, held_s, strict=True
+    ):
+        quota = "max" if limit is None else round(limit * 100_000)
+        stat = f"nr_throttled {seconds}\nthrottled_usec {round(held * 1e6)}\n"
+        plant(folder, cpu__max=f"{quota} 100000\n", cpu__stat=stat, cgroup__procs="")
+    plant(machine / "cg/a/b", cgroup__procs="5\n")
+    # An operation takes 50 ms on a processor, ten a second until 110 s and then five.
+    ran_s = min(seconds, 110) / 2 + max(seconds - 110, 0) / 4
+    plant(
+        machine / "proc/5/task/5",
+        schedstat=f"{round(ran_s * 1e9)} {round(sum(held_s) * 1e9)} 1\n",
+    )
+    found = files(machine, "cgroup2", "x")
+    return CounterFiles(found.proc, found.cgroups, lambda: seconds * NS_PER_S).read(
+        5, seconds * NS_PER_S
+    )
+
+
+def explain_pod(before, after):
+    """Causes of a rank whose operations took 100 ms, and 200 ms since it is slow."""
+    then, now = Work(*before, 100, 10 * NS_PER_S), Work(*after, 50, 10 * NS_PER_S)
+    return find_excess_causes(0.5, now, find_rates(then, find_held(now, then)), None).causes
+
+
+def test_the_limit_of_a_pod_counts_where_that_holds_back_and_not_the_containers(machine):
+    """The container's is the narrower one, and the pod's was made smaller."""
+    before = [look_at_pod(machine, at, (0.8, 2.0), (1.0, 0.0)) for at in (100, 110)]
+    after = [
+        look_at_pod(machine, at, (0.8, 1.0), (1.0, held)) for at, held in ((110, 0.0), (120, 5.0))
+    ]
+    (cause,) = explain_pod(before, after)
+    assert (cause.kind, cause.share) == ("cpu-quota", 1.0)
+    assert "its cgroup may use 1 processors, 2 before" in cause.evidence
+
+
+def test_a_limit_that_holds_back_as_it_always_did_hides_no_other(machine):
+    before = [
+        look_at_pod(machine, at, (0.8, 2.0), (held, 0.0)) for at, held in ((100, 0.0), (110, 12.0))
+    ]
+    after = [
+        look_at_pod(machine, at, (0.8, 1.0), held)
+        for at, held in ((110, (12.0, 0.0)), (120, (18.0, 5.0)))
+    ]
+    (cause,) = explain_pod(before, after)
+    assert (cause.kind, cause.share) == ("cpu-quota", 1.0)
+
+
+@pytest.mark.parametrize(
+    ("first", "last", "says"),
+    [
+        (0.25, None, "its cgroup may use 0.25 processors, 1 before, without a limit by now"),
+        (0.25, 2.0, "its cgroup may use 0.25 processors, 1 before, 2 by now"),
+        (None, None, "its cgroup was held back by a limit that is gone by now"),
+    ],
+)
+def test_a_limit_that_was_raised_or_taken_away_meanwhile_was_the_cause(machine, first, last, says):
+    """As a scaler that resizes pods does: what is looked at goes back to before that."""
+    before = [look_at_pod(machine, at, (1.0, None), (0.0, 0.0)) for at in (100, 110)]
+    after = [
+        look_at_pod(machine, at, (limit, None), (held, 0.0))
+        for at, limit, held in ((110, first, 0.0), (120, last, 5.0))
+    ]
+    (cause,) = explain_pod(before, after)
+    assert (cause.kind, cause.share) == ("cpu-quota", 1.0)
+    assert says in cause.evidence
 
 
 def write_times(folder, ran_ns, start_ticks):

@@ -26,7 +26,7 @@ from ingero.recording.causal.excess import (
     find_hang_causes,
     find_rise,
 )
-from ingero.recording.causal.work_rates import MIN_OPS, find_median, find_rates
+from ingero.recording.causal.work_rates import MIN_OPS, find_held, find_median, find_rates
 from ingero.units import NS_PER_MS, NS_PER_S
 
 MAIN = 7
@@ -45,14 +45,14 @@ def work(n_ops, own_ms, *, run_ms=5.0, ready_ms=0.0, held_ms=0.0, quota=None, ho
             MAIN + 1: TaskTimes(round(times * NS_PER_MS), 0),
         }
         return ProcessCounters(
-            mono_ns, threads, amount if quota else None, throttled={1: held}, **more
+            mono_ns, threads, (amount,) if quota else (), throttled={1: held}, **more
         )
 
     return Work(reading(0, 0), reading(span_ns, n_ops), n_ops, round(n_ops * own_ms * NS_PER_MS))
 
 
 def explain(excess_share, after, before, seen, lines=None):
-    reference = None if before is None else find_rates(before)
+    reference = None if before is None else find_rates(before, find_held(after, before))
     return find_excess_causes(excess_share, after, reference, seen, lines)
 
 
@@ -149,7 +149,7 @@ def starts(one, start_ticks):
         replace(
             reading,
             boot_ticks=ticks,
-            quota=replace(reading.quota, others_ns={hog: reading.quota.others_ns[HOG]}),
+            quotas=(replace(reading.quotas[0], others_ns={hog: reading.quotas[0].others_ns[HOG]}),),
         )
         for reading, ticks in ((one.first, 200), (one.last, 300))
     )
@@ -172,7 +172,7 @@ def test_a_neighbour_of_which_nothing_is_known_from_before_is_not_to_blame():
 def test_what_is_not_known_of_a_quota_is_said():
     after = work(100, 20, run_ms=5, ready_ms=15, held_ms=15, quota=0.25, hog=0.1)
     after = starts(after, 50)
-    unread = replace(after.first, quota=replace(after.first.quota, others_ns={}))
+    unread = replace(after.first, quotas=(replace(after.first.quotas[0], others_ns={}),))
     (cause, *_) = explain(0.5, replace(after, first=unread), work(**BEFORE), None).causes
     assert cause.kind == "cpu-quota"
     assert cause.evidence[-1] == "what 1 others of its cgroup use is not known"

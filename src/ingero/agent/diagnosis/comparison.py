@@ -14,7 +14,7 @@ from ingero.recording.causal.excess import (
     find_fall,
     find_rise,
 )
-from ingero.recording.causal.work_rates import MIN_OPS, find_rates
+from ingero.recording.causal.work_rates import MIN_OPS, find_held, find_rates
 from ingero.telemetry.clock import Clock
 from ingero.units import NS_PER_S
 
@@ -61,7 +61,8 @@ class WorkComparison:
             since_ns = self._find_rise(pid, since_ns, now_ns)
             before = self._find_before(pid, since_ns)
         after = self.history.find_work(pid, since_ns, now_ns)
-        then = None if before is None else find_rates(before)
+        held = None if after is None else find_held(after, before)
+        then = None if before is None else find_rates(before, held)
         if after is None or then is None or not can_be_compared(then, after, request.excess_share):
             then = None
         return after, then

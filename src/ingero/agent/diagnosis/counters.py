@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
-from operator import itemgetter
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -85,7 +84,7 @@ class CounterFiles:
         return ProcessCounters(
             mono_ns,
             threads,
-            self._read_quota(pid, folders),
+            tuple(self._iter_quotas(pid, folders)),
             stat.n_major_faults,
             _count_allowed(pid),
             stat.nice,
@@ -117,23 +116,27 @@ class CounterFiles:
             if (times := _read_times(self.proc / str(child), known.get(child))) is not None:
                 yield child, times
 
-    def _read_quota(self, pid: int, folders: Iterable[Path]) -> Quota | None:
-        """The narrowest quota above a process, of alike ones the innermost; None also where its cgroup cannot be read.
+    def _iter_quotas(self, pid: int, folders: Iterable[Path]) -> Iterator[Quota]:
+        """The quotas above a process, the innermost first; none also where its cgroup cannot be read.
 
-        A pod and its only container have the same quota, and the processes are in the container's cgroup.
+        A pod has one and each of its containers too, so most processes are seen twice, and read once.
         """
-        found = [(limit, one) for one in folders if (limit := _read_limit(one)) is not None]
-        if not found:
-            return None
-        n_processors, folder = min(found, key=itemgetter(0))
-        return Quota(n_processors, _read_inode(folder), dict(self._iter_others(folder, pid)))
+        read: dict[int, _Stat | None] = {}
+        for folder in folders:
+            limit = _read_limit(folder)
+            if limit is not None:
+                others = dict(self._iter_others(folder, pid, read))
+                yield Quota(limit, _read_inode(folder), others)
 
-    def _iter_others(self, folder: Path, pid: int) -> Iterator[tuple[QuotaMember, int]]:
+    def _iter_others(
+        self, folder: Path, pid: int, read: dict[int, _Stat | None]
+    ) -> Iterator[tuple[QuotaMember, int]]:
         """Members of a cgroup and of those below that are neither a process nor its descendants, with their time."""
         members = list(islice(_iter_members(folder), MAX_MEMBERS))
-        stats = {
-            one: stat for one in members if (stat := _read_stat(self.proc / str(one))) is not None
-        }
+        for one in members:
+            if one not in read:
+                read[one] = _read_stat(self.proc / str(one))
+        stats = {one: stat for one in members if (stat := read[one]) is not None}
         for one, stat in stats.items():
             if not _descends(one, pid, stats):
                 yield QuotaMember(one, stat.start_ticks, stat.name), stat.spent_ns

@@ -71,7 +71,7 @@ def find_excess_causes(
         lines: Where in its program it was; None when nobody looked.
     """
     excess_ns = round(excess_share * after.own_ns)
-    now = find_rates(after)
+    now = find_rates(after, None if before is None or before.is_of_peers else before.cgroup)
     if now is None or excess_ns <= 0:
         too_long = format_duration(max(excess_ns, 0))
         why = f"{after.n_ops} operations were seen since it is slow, {too_long} too long in all"
@@ -311,7 +311,12 @@ def _compare(
         CausePart(
             CauseKind.CPU_QUOTA,
             throttled_ns * by_quota,
-            (f"throttled {held.description}", *of_whom, *_describe_quota(then, after), *unknown),
+            (
+                f"throttled {held.description}",
+                *of_whom,
+                *_describe_quota(then, now, after),
+                *unknown,
+            ),
         ),
         CausePart(
             CauseKind.CPU_CONTENTION,
@@ -442,13 +447,19 @@ def _describe_neighbours(
     return tuple(f"{one.label} uses {neighbours[one]:.2g}{of} processors" for one in worst)
 
 
-def _describe_quota(then: WorkRates, after: Work) -> tuple[str, ...]:
-    quota = after.last.quota
-    if quota is None:
+def _describe_quota(then: WorkRates, now: WorkRates, after: Work) -> tuple[str, ...]:
+    if not now.cgroup:
         return ("no cgroup above it has a quota",)
-    was = "none" if then.n_processors is None else f"{then.n_processors:.3g}"
-    limit = f"its cgroup may use {quota.n_processors:.3g} processors, {_describe_then(then, was)}"
-    throttled = find_throttled(after)
+    throttled = find_throttled(after, now.cgroup)
+    limit = "its cgroup was held back by a limit that is gone by now"
+    if now.n_processors is not None:
+        was = "none" if then.n_processors is None else f"{then.n_processors:.3g}"
+        limit = f"its cgroup may use {now.n_processors:.3g} processors, {_describe_then(then, was)}"
+        at_end = [one.n_processors for one in after.last.quotas if one.cgroup == now.cgroup]
+        if not at_end:
+            limit += ", without a limit by now"
+        elif at_end[0] > now.n_processors:
+            limit += f", {at_end[0]:.3g} by now"
     if throttled is None:
         return (limit, "how long it was held back is not known")
     return (limit, f"held back in {throttled.n_periods} periods since it is slow")

@@ -42,7 +42,7 @@ class WatchedOps:
         ops: Rows of ``entry_ns own_ns``, by entry, on the monotonic clock of ``spans``.
         spans: Rows of `OFF_SPAN`, by their start; they do not overlap.
         since_ns: When every switch began to be seen.
-        throttled_ns: Time in it that the narrowest quota held the process back.
+        throttled_ns: Time in it that a quota held the process back.
         n_processors: What that quota allows; None without one.
         n_lost: Switches that were not seen.
         device_share: The part of own time that it waited for its GPU in calls of CUDA; 0 where it makes none.

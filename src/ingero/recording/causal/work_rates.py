@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from statistics import median
 from typing import Final
@@ -9,6 +10,7 @@ from typing import Final
 from ingero.model.counters import (
     OTHERS,
     ProcessCounters,
+    Quota,
     QuotaMember,
     TaskTimes,
     ThrottledTotals,
@@ -20,15 +22,21 @@ MIN_OPS: Final = 5
 """Operations below which nothing is said."""
 
 
-def find_rates(work: Work) -> WorkRates | None:
-    """Averages over the operations between two readings; None where these are fewer than `MIN_OPS`."""
+def find_rates(work: Work, cgroup: int | None = None) -> WorkRates | None:
+    """Averages over the operations between two readings; None where these are fewer than `MIN_OPS`.
+
+    Args:
+        work: What was done.
+        cgroup: Whose quota counts, as `find_held` has it; None for the one that held this work back longest.
+    """
     n_ops, last = work.n_ops, work.last
     if n_ops < MIN_OPS:
         return None
     tid = _find_busiest(work)
     grown = find_growth(work.first, work.last, tid) or TaskTimes(0, 0)
-    throttled = find_throttled(work)
-    others, n_unknown = _rates_of_others(work)
+    cgroup = find_held(work) if cgroup is None else cgroup
+    throttled = find_throttled(work, cgroup)
+    others, n_unknown = _rates_of_others(work, cgroup)
     period_ns = (last.mono_ns - work.first.mono_ns) / n_ops
     own_ns = work.own_ns / n_ops
     return WorkRates(
@@ -38,7 +46,7 @@ def find_rates(work: Work) -> WorkRates | None:
         grown.ran_ns / n_ops,
         grown.ready_ns / n_ops,
         0.0 if throttled is None else throttled.took_ns / n_ops,
-        None if last.quota is None else last.quota.n_processors,
+        min(find_limits(work, cgroup), default=None),
         others,
         last.n_processors_allowed,
         last.nice,
@@ -51,6 +59,7 @@ def find_rates(work: Work) -> WorkRates | None:
         device_ns=None
         if work.cuda_ns is None
         else _find_device_ns(work.cuda_ns / n_ops, period_ns, own_ns),
+        cgroup=cgroup,
     )
 
 
@@ -115,23 +124,68 @@ def find_growth(first: ProcessCounters, last: ProcessCounters, tid: int) -> Task
     return now if now.start_ticks >= first.boot_ticks else None
 
 
-def find_throttled(work: Work) -> ThrottledTotals | None:
-    """How the cgroup with the quota was held back between two readings; None where the first does not have it."""
-    quota = work.last.quota
-    if quota is None:
+def find_held(work: Work, than: Work | None = None) -> int:
+    """The cgroup whose quota counts: the one that held a process back longest, of alike ones the narrowest.
+
+    A quota further out may hold back where a narrower one does not, and one may have been there only for a while.
+
+    Args:
+        work: What was done.
+        than: At another time: what held back alike then does not count. None where that is unknown.
+
+    Returns:
+        Inode of its folder; 0 where there is no quota and nothing was held back.
+    """
+    limits = {
+        quota.cgroup: quota.n_processors
+        for reading in (work.first, work.last)
+        for quota in reading.quotas
+    }
+    beyond = {
+        cgroup: _find_held_ns(work, cgroup) - (0.0 if than is None else _find_held_ns(than, cgroup))
+        for cgroup in (*limits, *work.last.throttled)
+    }
+    known = [cgroup for cgroup, held_ns in beyond.items() if cgroup in limits or held_ns > 0]
+    return max(
+        known, key=lambda one: (max(beyond[one], 0.0), -limits.get(one, math.inf)), default=0
+    )
+
+
+def _find_held_ns(work: Work, cgroup: int) -> float:
+    """How long a cgroup was held back for an operation; 0 where that is unknown."""
+    throttled = find_throttled(work, cgroup)
+    return 0.0 if throttled is None else throttled.took_ns / max(work.n_ops, 1)
+
+
+def find_limits(work: Work, cgroup: int) -> list[float]:
+    """Processors that a cgroup might use at the first and at the last reading, as far as it had a quota."""
+    return [
+        quota.n_processors
+        for reading in (work.first, work.last)
+        if (quota := _find_quota(reading, cgroup)) is not None
+    ]
+
+
+def _find_quota(reading: ProcessCounters, cgroup: int) -> Quota | None:
+    return next((one for one in reading.quotas if one.cgroup == cgroup), None)
+
+
+def find_throttled(work: Work, cgroup: int) -> ThrottledTotals | None:
+    """How a cgroup was held back between two readings; None where the first does not have it."""
+    if not cgroup:
         return ThrottledTotals(0, 0)
-    was, now = (one.throttled.get(quota.cgroup) for one in (work.first, work.last))
+    was, now = (one.throttled.get(cgroup) for one in (work.first, work.last))
     if was is None or now is None:
         return None
     return ThrottledTotals(max(now.took_ns - was.took_ns, 0), max(now.n_periods - was.n_periods, 0))
 
 
-def _rates_of_others(work: Work) -> tuple[dict[QuotaMember, float], int]:
+def _rates_of_others(work: Work, cgroup: int) -> tuple[dict[QuotaMember, float], int]:
     """Processors that other members of the cgroup use, no more than its quota, and of how many that is unknown."""
-    first, last = work.first.quota, work.last.quota
+    first, last = (_find_quota(one, cgroup) for one in (work.first, work.last))
     span_ns = max(work.last.mono_ns - work.first.mono_ns, 1)
     if last is None:
-        return {}, 0
+        return {}, 0 if first is None else len(first.others_ns)
     known_ns = first.others_ns if first else {}
     spent_ns = {
         one: max(total_ns - known_ns.get(one, 0), 0)

@@ -97,7 +97,7 @@ class Node:
     def read_quota(self, pid):
         """What the narrowest limit is, and for how long and how often it held back; None without one."""
         reading = CounterFiles(self.proc, Cgroups(self.proc)).read(pid, 0)
-        quota = reading.quota
+        quota = min(reading.quotas, key=lambda one: one.n_processors, default=None)
         return quota and (quota.n_processors, *reading.throttled[quota.cgroup])
 
 
