@@ -17,11 +17,13 @@ from typing import Final, TypeAlias
 
 from ingero.detect.group_members import GroupMembers
 from ingero.detect.mismatches import find_mismatches
+from ingero.detect.other_runs import describe_other_run
 from ingero.detect.snapshots import (
     MIN_HANG_NS,
     Contradiction,
     find_contradiction,
     find_longest_wait,
+    find_waiting,
     restore_given_up,
 )
 from ingero.detect.wait_graph import WaitGraph
@@ -210,6 +212,9 @@ def find_hang(states: Iterable[RankState]) -> HangReport:
     """
     job = _Job(restore_given_up(states))
     report = _follow_waits(job)
+    other_run = describe_other_run(job.states.values())
+    if other_run:
+        return replace(report, roots=(), deadlocks=(), suspects=(), note=other_run)
     contradiction = find_contradiction(list(job.states.values()), job.mismatches)
     if contradiction is not None:
         return _report_movement(job, report, contradiction)
@@ -354,6 +359,11 @@ def _report_movement(job: _Job, report: HangReport, seen: Contradiction) -> Hang
     """Nobody stands in what is not one moment; only who is older by its own clock proves that the job moved."""
     where = f"rank {seen.ahead} left operation {seen.seq} of group {seen.group or 'default'}, which rank {seen.behind}"
     if seen.is_older and job.known == set(job.states):
+        waiting = find_waiting(job.states.values(), seen)
+        if waiting:
+            note = f"{where} had not entered when it was looked at: its dump is older than what others wait in"
+            suspects = tuple(sorted(job.known - waiting))
+            return replace(report, roots=(), deadlocks=(), suspects=suspects, note=note)
         return replace(
             report, roots=(), deadlocks=(), waits=(), suspects=(), hidden_waits=(), note=""
         )

@@ -144,6 +144,14 @@ def find_longest_wait(states: Iterable[RankState]) -> tuple[int, int] | None:
     return max(stood, default=None)
 
 
+def find_waiting(states: Iterable[RankState], seen: Contradiction) -> set[int]:
+    """Ranks that stand, among those that entered what an older state denies: a job that moved may stand since."""
+    present = [one for one in states if one.entered.get(seen.group, -1) >= seen.seq]
+    longest = find_longest_wait(present)
+    is_short = longest is not None and longest[0] < longest[1]
+    return set() if is_short else {one.rank for one in present if one.pending}
+
+
 def _needed_ns(state: RankState) -> int:
     times = sorted(
         op.entered_wall_ns

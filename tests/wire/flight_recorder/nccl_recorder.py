@@ -13,19 +13,20 @@ test_batched_send_recv and test_coalescing_manager_collective of test_c10d_nccl.
 
 import json
 
-_CREATED_NS = 1_724_779_239_000_000_000
+CREATED_NS = 1_724_779_239_000_000_000
 
 
 class NcclRecorder:
     """The recorder of one rank that uses one communicator with all ranks."""
 
-    def __init__(self, rank, n_ranks, *, first_id=0, is_end_p2p=False):
+    def __init__(self, rank, n_ranks, *, first_id=0, is_end_p2p=False, created_ns=CREATED_NS):
         self.rank, self.n_ranks, self.first_id, self.is_end_p2p = (
             rank,
             n_ranks,
             first_id,
             is_end_p2p,
         )
+        self.created_ns = created_ns
         self.entries = []
         self.collective_seq = self.p2p_seq = self.op_id = 0
         self.enqueued, self.completed = -1, -1
@@ -81,7 +82,7 @@ class NcclRecorder:
     def _add(self, name, *, is_p2p, is_done, sizes=((3, 4),)):
         self.op_id += 1
         record_id = self.first_id + len(self.entries)
-        created_ns = _CREATED_NS + record_id * 1000
+        created_ns = self.created_ns + record_id * 1000
         dtypes = ["Float"] * len(sizes)
         self.entries.append({
             "record_id": record_id, "pg_id": 0, "process_group": ["0", "default_pg"],
