@@ -1,4 +1,4 @@
-"""A recording names the tasks that took a thread's CPU, although they may be gone by the time it is written."""
+"""What a recorder writes beside the rows: who took a thread's CPU, and when the run ended."""
 
 import numpy as np
 import pytest
@@ -9,10 +9,12 @@ from ingero.agent.capture.kernel.abi import ProcessEvent, get_dtype
 from ingero.agent.trace.recorder import Recorder
 from ingero.agent.trace.selection import NAMED_NS, Selection
 from ingero.config.invoker import find_invoker
-from ingero.model.events import OffCpuReason
+from ingero.model.events import HostOp, NcclOp, OffCpuReason, Source
+from ingero.recording.causal.engine import explain
+from ingero.recording.scenarios.builder import START_NS, RecordingBuilder
 from ingero.recording.store.reader import load_recording
 from ingero.testing.clock import ManualClock
-from ingero.units import NS_PER_S
+from ingero.units import NS_PER_MS, NS_PER_S
 
 SPAN = np.dtype([
     ("header", [("mono_ns", "<u8")]), ("off_ns", "<u8"), ("wait_ns", "<u8"), ("cgroup_id", "<u8"),
@@ -84,3 +86,26 @@ def test_a_process_of_the_trace_keeps_its_name_until_it_ends(end):
     end(selection, 70)
     take_cpu(selection, 70, b"make")
     assert names.put == [(70, "python"), (70, "make")]
+
+
+@pytest.mark.parametrize("step_s", [3600, -3600])
+def test_a_step_of_the_wall_clock_makes_no_rank_silent_at_the_end(tmp_path, step_s):
+    """Rows are on the clock that the run began with; a recording ends in the middle of a step of the job."""
+    path = tmp_path / "r.db"
+    job = RecordingBuilder("n")
+    for rank, n_ops in enumerate((200, 199)):
+        for seq in range(n_ops):
+            job.call(
+                (Source.NCCL, NcclOp.ALL_REDUCE), seq * 40 * NS_PER_MS, NS_PER_MS, 6000 + rank,
+                gpu_id=rank, arg0=1 << 20, arg1=0xA, arg2=seq, arg3=rank << 32 | 2,
+            )  # fmt: skip
+    job.call((Source.HOST, HostOp.EXEC), 8 * NS_PER_S, 0, 77)
+    job.write(path)
+    clock = ManualClock(wall_ns=START_NS)
+    recorder = Recorder(path, "n", clock, invoker=find_invoker())
+    clock.advance(8 * NS_PER_S)
+    clock.step_wall(step_s * NS_PER_S)
+    recorder.close()
+    recording = load_recording(path)
+    assert [one.title for one in explain(recording).incidents] == []
+    assert max(one.stopped_wall_ns for one in recording.sessions) == START_NS + 8 * NS_PER_S

@@ -106,6 +106,9 @@ class Recorder:
         limits: WriterSettings | None = None,
     ) -> None:
         self._clock = clock
+        self._offset_ns = (
+            clock.wall_ns() - clock.mono_ns()
+        )  # of the rows, whatever the wall clock does since
         self._next_sample_ns = 0
         self._unprobed: tuple[Unprobed, ...] = ()
         _make_folder(path.parent, invoker)
@@ -135,6 +138,7 @@ class Recorder:
 
     def on_totals(self, totals: Totals) -> None:
         """Store the rows of the last second and add its exact counts to their buckets."""
+        self._offset_ns = totals.wall_ns - totals.mono_ns
         self.selection.on_totals(totals)
         self._store_unprobed(totals)
         if totals.mono_ns >= self._next_sample_ns or totals.is_last:
@@ -198,9 +202,9 @@ class Recorder:
         )
 
     def close(self) -> None:
-        """Write what waits and end the session."""
+        """Write what waits and end the session, at a time on the clock of the rows."""
         self.selection.flush()
-        self.writer.close(self._clock.wall_ns())
+        self.writer.close(self._clock.mono_ns() + self._offset_ns)
 
 
 def build_session(node: str, clock: Clock, flags: str) -> Session:
