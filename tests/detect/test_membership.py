@@ -178,6 +178,29 @@ def test_a_job_that_grows_or_shrinks_keeps_its_culprit_and_finds_no_other(judge,
     assert named(judgement, *BLAMED) == {("dp2-stage1", "culprit")}
 
 
+@pytest.mark.parametrize("n_after", [4, 3, 2])
+@pytest.mark.parametrize("factor", [1.0, 1.5], ids=["cured", "slow"])
+def test_what_a_slow_worker_cost_before_a_restart_is_charged_after_it(factor, n_after):
+    """Whether the restart cured it or not, and although two peers can say nothing of each other."""
+    first = life(slow=[(1, 0, 1.5)])
+    second = life(n_dp=n_after, seed=1, slow=[(1, 0, factor)])
+    found, before = Judge(), None
+    for push in iter_pushes(follow(first, second), 5 * NS_PER_S):
+        if before is None and push.at_ns > int(first.steps["end_ns"][-1]) + 10 * NS_PER_S:
+            (before,) = found.judgements(with_history=True)
+        found.observe(push.runs, push.at_ns)
+        found.settle(push.at_ns)
+    found.settle(push.at_ns, final=True)
+    (culprit,) = before.culprits
+    (after,) = found.judgements(with_history=True)
+    assert [one.rank for one in after.culprits] == [culprit.rank]
+    assert before.charged_gpu_ns > 60 * NS_PER_S
+    assert after.charged_gpu_ns >= 0.98 * before.charged_gpu_ns
+    now = {one.rank.worker: one.kind for one in found.judgements()[0].verdicts}
+    compared = VerdictKind.CULPRIT if factor > 1.0 else VerdictKind.ORDINARY
+    assert now[culprit.rank.worker] is (VerdictKind.UNKNOWN if n_after == 2 else compared)
+
+
 @WAYS
 def test_a_slow_worker_among_those_that_a_job_grew_by_is_found(judge):
     judgement = judge(follow(life(), life(n_dp=6, seed=1, slow=[(5, 1, 1.4)])))

@@ -52,7 +52,9 @@ class AlarmEpisode:
         excess_ns: Own time above the median peer's, once it cleared.
         slowdown: Once it cleared.
         cleared_segment: Segment in which it cleared; None while it is open.
-        log_peak: Once it cleared: natural log of the greatest wealth.
+        log_peak: Natural log of the greatest wealth, once it cleared or the worker came among other peers.
+        cut_among: Workers in its group when it came among too few peers to be compared on, which ended the episode;
+            0 where evidence ended it.
     """
 
     tier: int
@@ -70,6 +72,19 @@ class AlarmEpisode:
     cleared_segment: int | None = None
     log_peak: float = 0.0
     by_sums: bool = False
+    cut_among: int = 0
+
+    def end(self, at_ns: int, segment: int, own_ns: int, excess_ns: int) -> AlarmEpisode:
+        """The same once it cleared, with what it took; arguments as the attributes."""
+        ratio = own_ns / max(own_ns - excess_ns, 1)
+        return replace(
+            self,
+            cleared_ns=at_ns,
+            cleared_segment=segment,
+            own_ns=own_ns,
+            excess_ns=excess_ns,
+            slowdown=Slowdown(ratio, ratio, ratio),
+        )
 
 
 def remember_episode(past: list[AlarmEpisode], episode: AlarmEpisode) -> None:

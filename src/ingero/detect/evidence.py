@@ -41,6 +41,7 @@ class WorkerEvidence:
         n_ops: Compared operations.
         own_ns: Own time in them.
         excess_ns: Own time above the median peer's in them; may be negative.
+        last_ns: Entry of the last of them, on the worker's clock.
         n_slowest: Spread-out operations of the group that it is in now in which it was the slowest.
         current: Episode that is open, per tier.
         past: Episodes that cleared, oldest first; see `remember_episode`.
@@ -51,11 +52,23 @@ class WorkerEvidence:
     n_ops: int = 0
     own_ns: int = 0
     excess_ns: int = 0
+    last_ns: int = 0
     n_slowest: int = 0
     current: list[AlarmEpisode | None] = field(default_factory=lambda: [None] * N_TIERS)
     past: list[AlarmEpisode] = field(default_factory=list)
     onset: list[OnsetState] = field(default_factory=lambda: [OnsetState()] * N_TIERS)
     sums_onset: list[OnsetState] = field(default_factory=lambda: [OnsetState()] * N_TIERS)
+
+    def cut_episodes(self, n_members: int) -> None:
+        """End what is open: the worker left a group of so many for one that is too small to compare in."""
+        for tier, episode in enumerate(self.current):
+            if episode is not None:
+                own_ns = self.own_ns - episode.onset.own_before_ns
+                excess_ns = self.excess_ns - episode.onset.excess_before_ns
+                ended = episode.end(self.last_ns, BEFORE_FIRST, own_ns, excess_ns)
+                onset = replace(episode.onset, segment=BEFORE_FIRST)
+                remember_episode(self.past, replace(ended, onset=onset, cut_among=n_members))
+                self.current[tier] = None
 
 
 @dataclass(slots=True)
@@ -90,7 +103,7 @@ class GroupEvidence:
     Attributes:
         detector: The detector that holds it; None below three members.
         row: Its index there.
-        n_members: Workers that it was added with.
+        members: Workers that it was added with, in the order of the detector's columns.
         n_ops: Compared operations.
         n_spread: Those whose slowest peer stood out.
         typical_ns: Σ of the median peers' own time.
@@ -100,7 +113,7 @@ class GroupEvidence:
 
     detector: EDetector | None
     row: int
-    n_members: int = 0
+    members: tuple[int, ...] = ()
     n_ops: int = 0
     n_spread: int = 0
     typical_ns: int = 0
@@ -226,8 +239,12 @@ class RankEvidence:
         """Add a group, or its members after one joined it; workers in alarm stay so until evidence clears them."""
         size = len(group.members)
         known = self._groups.get(id(group))
-        if known is not None and known.n_members == size:
-            return
+        if known is not None:
+            if len(known.members) == size:
+                return
+            for member in known.members:
+                if self._homes.get(member) is group:
+                    self._keep_peaks(known, member)
         detector, row = None, -1
         if size >= MIN_PEERS:
             detector = self._detectors.get(size)
@@ -235,20 +252,28 @@ class RankEvidence:
                 detector = self._detectors[size] = EDetector(size, self._settings)
             row = int(detector.add_groups(1)[0])
         if known is None:
-            self._groups[id(group)] = GroupEvidence(detector, row, size)
+            self._groups[id(group)] = GroupEvidence(detector, row, tuple(group.members))
         else:
-            known.detector, known.row, known.n_members = detector, row, size
+            known.detector, known.row, known.members = detector, row, tuple(group.members)
         for member in group.members:
             if self._homes.get(member, group).depth <= group.depth:
                 self.settle_in(group, member)
 
     def settle_in(self, group: PeerGroup, member: int) -> None:
-        """Compare a worker in this group from now on; what it is in alarm for stands until these peers clear it."""
-        if self._homes.get(member, group) is not group:
-            self.replicas.forget(member)
-            self._workers[member].n_slowest = 0
-        self._homes[member] = group
+        """Compare a worker in this group from now on; what it is in alarm for stands until these peers clear it.
+
+        Among too few peers to be compared with it stands no longer, and is remembered as it was.
+        """
         found, worker = self._groups[id(group)], self._workers[member]
+        home = self._homes.get(member)
+        if home is not None and home is not group:
+            before = self._groups[id(home)]
+            self._keep_peaks(before, member)
+            if found.detector is None:
+                worker.cut_episodes(len(before.members))
+            self.replicas.forget(member)
+            worker.n_slowest = 0
+        self._homes[member] = group
         if found.detector is None:
             return
         for tier, episode in enumerate(worker.current):
@@ -264,6 +289,15 @@ class RankEvidence:
                 worker.current[tier] = replace(
                     episode, since_op=0, onset=replace(episode.onset, segment=BEFORE_FIRST)
                 )
+
+    def _keep_peaks(self, found: GroupEvidence, member: int) -> None:
+        """Note the wealth of a worker's alarms, which its next group does not know."""
+        worker = self._workers[member]
+        for tier, episode in enumerate(worker.current):
+            if episode is not None and found.detector is not None:
+                column = found.members.index(member)
+                peak = found.detector.find_peak(found.row, column, tier, by_sums=episode.by_sums)
+                worker.current[tier] = replace(episode, log_peak=max(episode.log_peak, peak))
 
     def home_of(self, worker: int) -> PeerGroup | None:
         """The group that a worker is compared in, the newest that it joined; None before the first."""
@@ -357,6 +391,7 @@ class RankEvidence:
         own = np.where(is_known, kept.ops.own_ns, 0)
         excess = np.round(own * (1.0 - 1.0 / ratio)).astype(np.int64)
         n_ops = np.count_nonzero(is_known, axis=0)
+        last_ns = np.where(is_known, kept.ops.entry_ns, 0).max(axis=0)
         workers = [self._workers[member] for member in group.members]
         own_before = np.cumsum(own, axis=0) - own
         own_before += np.array([worker.own_ns for worker in workers], np.int64)
@@ -366,6 +401,7 @@ class RankEvidence:
             worker.own_ns += int(own[:, column].sum())
             worker.excess_ns += int(excess[:, column].sum())
             worker.n_ops += int(n_ops[column])
+            worker.last_ns = max(worker.last_ns, int(last_ns[column]))
         return _Summed(own_before, excess_before, kept.ops)
 
     def _bet(self, detector: EDetector, parts: list[tuple[PeerGroup, _Kept]]) -> None:
@@ -416,17 +452,9 @@ class RankEvidence:
             assert episode is not None
             own_ns = int(compared.own[at, column]) - episode.onset.own_before_ns
             excess_ns = int(compared.excess[at, column]) - episode.onset.excess_before_ns
-            ratio = own_ns / max(own_ns - excess_ns, 1)
-            cleared = replace(
-                episode,
-                cleared_ns=entry_ns,
-                cleared_segment=int(compared.ops.segment[at]),
-                log_peak=crossing.log_peak,
-                own_ns=own_ns,
-                excess_ns=excess_ns,
-                slowdown=Slowdown(ratio, ratio, ratio),
-            )
-            remember_episode(worker.past, cleared)
+            ended = episode.end(entry_ns, int(compared.ops.segment[at]), own_ns, excess_ns)
+            log_peak = max(episode.log_peak, crossing.log_peak)
+            remember_episode(worker.past, replace(ended, log_peak=log_peak))
             worker.current[crossing.tier] = None
             return
         onset = (

@@ -75,14 +75,16 @@ def judge_alone(
         with_history: Slowdowns that are over count too, and the worker is charged with all of them.
     """
     why_not = _find_why_unknown(facts, worker)
-    if why_not:
-        return WorkerFinding(VerdictKind.UNKNOWN, why_not)
     group = facts.workers[worker].group
-    assert group is not None
     evidence = facts.evidence.of_worker(worker)
+    # What was found before its peers became too few stands.
+    if group is None or (why_not and not (with_history and evidence.past)):
+        return WorkerFinding(VerdictKind.UNKNOWN, why_not)
     reading = members[id(group)]
     slowdown = reading.slowdowns[reading.columns[worker]]
-    ordinary = WorkerFinding(VerdictKind.ORDINARY, "works like its peers", slowdown=slowdown)
+    nothing = WorkerFinding(VerdictKind.ORDINARY, "works like its peers", slowdown=slowdown)
+    if why_not:
+        nothing = WorkerFinding(VerdictKind.UNKNOWN, why_not)
     weighed = [
         found
         for episode in _episodes(evidence, with_history=with_history)
@@ -95,7 +97,7 @@ def judge_alone(
                 return _add_up(found, weighed) if with_history else found
     for found in weighed:
         return replace(found, slowdown=slowdown)
-    return ordinary
+    return nothing
 
 
 def _add_up(named: WorkerFinding, weighed: Sequence[WorkerFinding]) -> WorkerFinding:
@@ -203,8 +205,10 @@ def _weigh(facts: Facts, worker: int, episode: AlarmEpisode) -> WorkerFinding | 
         return WorkerFinding(
             VerdictKind.IMBALANCE_DATA, f"works longer than its peers, and {reason}"
         )
-    n_peers = len(known.group.members)
+    n_peers = episode.cut_among or len(known.group.members)
     ended = "" if episode.cleared_ns is None else ", and recovered"
+    if episode.cut_among:
+        ended = ", until its peers were too few to compare"
     beside = f", beyond the {shared:.2f}× that its replica shares" if shared > 1.0 else ""
     # What a median operation shows is less than half of what the sum does.
     in_bursts = episode.by_sums and slowdown is not None and 2 * (median - 1.0) <= ratio - 1.0

@@ -134,6 +134,11 @@ class EDetector:
         evidence = self.wealth.log_evidence_of(np.array(log_peak), length, by_sums=by_sums)
         return bool(evidence >= self.settings.log_threshold)
 
+    def find_peak(self, group: int, worker: int, tier: int, *, by_sums: bool) -> float:
+        """Natural log of the greatest wealth in the alarm that a worker is in, as in `Crossing.log_peak`."""
+        peaks = self.wealth.sums_peak if by_sums else self.wealth.peak
+        return float(peaks[tier, group, worker])
+
     def log_evidence(self, groups: IntArray) -> FloatArray:
         """Natural log of the evidence now, shape (2 tiers, g, m): an alarm is log(1/α)."""
         return self._evidence(self.wealth.slow[:, :, groups], groups)
