@@ -149,6 +149,52 @@ def test_who_is_left_behind_by_a_restart_makes_no_stage_of_those_who_went_on(jud
     assert set(kinds.values()) == {VerdictKind.ORDINARY}
 
 
+def give_rank(trace, nodes):
+    """The same job as one with an id, its ranks on these nodes in this order."""
+    place = {worker.node_id: at for at, worker in enumerate(trace.workers)}
+
+    def rename(rank):
+        return replace(rank, node_id=nodes[place[rank.node_id]], job="j")
+
+    runs = tuple(
+        tuple(replace(run, rank=rename(run.rank)) for run in of_worker) for of_worker in trace.runs
+    )
+    return replace(trace, runs=runs, workers=tuple(map(rename, trace.workers)))
+
+
+def in_two_lives(first, second):
+    found = Judge()
+    for push in iter_pushes(follow(first, second), 5 * NS_PER_S):
+        found.observe(push.runs, push.at_ns)
+        found.settle(push.at_ns)
+    found.settle(push.at_ns + 10 * NS_PER_S)
+    return [one for judgement in found.judgements() for one in judgement.verdicts]
+
+
+def test_of_a_job_that_shrank_to_half_those_who_are_gone_are_judged_no_more():
+    first = life(n_dp=6, slow=[(5, 0, 1.5)], n_stages=1)
+    verdicts = in_two_lives(first, life(n_dp=3, seed=1, n_steps=60, n_stages=1))
+    kinds = {one.rank.node_id: (one.kind, one.reason) for one in verdicts}
+    gone = {kinds.pop(f"dp{at}-stage0") for at in (3, 4, 5)}
+    assert gone == {(VerdictKind.UNKNOWN, "its peers went on without it")}
+    assert {kind for kind, _ in kinds.values()} == {VerdictKind.ORDINARY}
+
+
+def test_of_a_job_whose_ranks_got_other_nodes_only_its_present_ranks_are_judged():
+    """The slow node is out, a spare is in, and each rank behind it moved up by one node."""
+    before = [f"n{at}" for at in range(4)]
+    first = give_rank(life(slow=[(1, 0, 1.5)], n_stages=1), before)
+    after = ["n2", "n3", "spare", "n0"]
+    second = give_rank(life(seed=1, n_steps=40, n_stages=1), after)
+    verdicts = in_two_lives(first, second)
+    present = [one for one in verdicts if after[one.rank.rank] == one.rank.node_id]
+    assert len(present) == 4
+    assert {one.kind for one in present} == {VerdictKind.ORDINARY}
+    gone = [one for one in verdicts if one not in present]
+    assert {one.rank.node_id for one in gone} == set(before)
+    assert {one.kind for one in gone} == {VerdictKind.UNKNOWN}
+
+
 def test_nobody_waits_for_a_slow_worker_that_was_left_behind_and_its_cost_stays_in_the_history():
     slow = life(slow=[(3, 0, 1.5)], **ONE_STAGE)
     trace = follow(slow, life(seed=1, **ONE_STAGE), {"dp3-stage0": "spare"})

@@ -53,6 +53,7 @@ class Facts:
         settings: Of the detector.
         clocks: Of the workers.
         reorder_ns: By how much one may report later than another what they did in one time.
+        patience_ns: How long peers wait for one that does not report.
         stage_links: Worker → communicator → the worker at the other end of that link between two stages.
     """
 
@@ -63,11 +64,16 @@ class Facts:
     settings: EDetectorSettings
     clocks: WorkerClocks
     reorder_ns: int = 0
+    patience_ns: int = 0
     stage_links: Mapping[int, Mapping[int, int]] = field(default_factory=dict)
 
     def read_clock(self, worker: int, entry_ns: int) -> int:
         """A time of operations as the worker's own clock has it now."""
         return self.clocks.read(worker, entry_ns)
+
+    def is_silent(self, worker: int, until_ns: int) -> bool:
+        """Whether a worker reported nothing in the last of its peers' patience, on the clock of arrivals."""
+        return self.workers[worker].seen_ns[1] + self.patience_ns <= until_ns
 
     def met(self, one: tuple[int, int], other: tuple[int, int]) -> bool:
         """Whether what was seen first and last at these times, on the clock of arrivals, can have met."""

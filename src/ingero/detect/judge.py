@@ -172,6 +172,7 @@ class Judge:
             ledger=self._ledger,
             settings=self.settings.detector,
             reorder_ns=self.settings.reorder_ns,
+            patience_ns=self.settings.patience_ns,
             stage_links=links.between_stages,
             clocks=self._arrivals.clocks,
         )

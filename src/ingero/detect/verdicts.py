@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -15,6 +15,7 @@ from ingero.detect.evidence import MemberReading, WorkerEvidence
 from ingero.detect.facts import Facts
 from ingero.detect.findings import MIN_OPS, WorkerFinding, judge_alone, judge_links
 from ingero.detect.groups import PeerGroup
+from ingero.detect.left_behind import find_left_behind
 from ingero.detect.peers import role_of
 from ingero.detect.ranks.settings import ALARM
 from ingero.model.collectives import Rank
@@ -40,7 +41,10 @@ def build_judgements(
     facts: Facts, counts: Mapping[str, int], *, with_history: bool
 ) -> list[Judgement]:
     """One judgement per job, jobs and workers in natural order."""
-    jobs = [_judge_job(facts, job, counts, with_history=with_history) for job in _find_jobs(facts)]
+    left = find_left_behind(facts)
+    jobs = [
+        _judge_job(facts, job, counts, left, with_history=with_history) for job in _find_jobs(facts)
+    ]
     return sorted(
         jobs, key=lambda job: (job.cluster_id, [natural_order(v.rank) for v in job.verdicts[:1]])
     )
@@ -70,14 +74,18 @@ def _find_jobs(facts: Facts) -> list[list[int]]:
 
 
 def _judge_job(
-    facts: Facts, job: list[int], counts: Mapping[str, int], *, with_history: bool
+    facts: Facts,
+    job: list[int],
+    counts: Mapping[str, int],
+    left: Collection[int],
+    *,
+    with_history: bool,
 ) -> Judgement:
     groups = _find_groups(facts, job)
     members = _read_groups(facts, groups)
-    left = frozenset(at for at, group in groups.items() if _is_left(facts, group))
     findings = {w: judge_alone(facts, w, members, with_history=with_history) for w in job}
-    for worker in job if left and not with_history else ():
-        if id(facts.workers[worker].group) in left:
+    for worker in job if not with_history else ():
+        if worker in left:
             findings[worker] = WorkerFinding(VerdictKind.UNKNOWN, "its peers went on without it")
     for worker in job:
         if findings[worker].kind is VerdictKind.ORDINARY:
@@ -88,7 +96,7 @@ def _judge_job(
         if found.kind in _JUDGED and found.excess_ns > 0
     }
     charges = {w: _charge(facts, w, excess) for w in job}
-    present = {at: group for at, group in groups.items() if at not in left}
+    present = _find_groups(facts, [worker for worker in job if worker not in left])
     _judge_together(facts, job, present, findings, charges)
     shared = _Shared(charges, invert_charges(charges), _list_peers(facts, groups), members)
     verdicts = tuple(_verdict(facts, w, findings[w], shared) for w in job)
@@ -109,12 +117,6 @@ def _charge(facts: Facts, worker: int, excess: Mapping[int, Sequence[SlowSpan]])
     here = facts.workers[worker]
     others = (w for w in excess if facts.met(here.seen_ns, facts.workers[w].seen_ns))
     return charge_wait(here.wait_ns, worker, {other: excess[other] for other in others})
-
-
-def _is_left(facts: Facts, group: PeerGroup) -> bool:
-    """Whether most members of a group went on in others, as after a restart without one of them."""
-    n_here = sum(facts.workers[member].group is group for member in group.members)
-    return 2 * n_here < len(group.members)
 
 
 def _find_groups(facts: Facts, job: Sequence[int]) -> dict[int, PeerGroup]:
