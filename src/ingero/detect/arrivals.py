@@ -79,13 +79,28 @@ class Arrivals:
         self._counts.dropped_ops += 0 if fits else n_ops
         return fits
 
-    def add(self, run: CollectiveRun, worker: int, comm: int, view: int, now_ns: int) -> None:
-        """Add a run's operations, with the indices that they are known by."""
+    def add(
+        self,
+        run: CollectiveRun,
+        entry_ns: IntArray,
+        worker: int,
+        view: tuple[int, int],
+        now_ns: int,
+    ) -> None:
+        """Add a run's operations.
+
+        Args:
+            run: The operations.
+            entry_ns: When they were entered, as `WorkerClocks.take` has it.
+            worker: Index of the worker.
+            view: Indices of the communicator and of the worker on it.
+            now_ns: On the clock of arrivals.
+        """
         rows = np.zeros(run.ops.size, OP)
-        rows["worker"], rows["comm"], rows["view"] = worker, comm, view
+        rows["worker"], (rows["comm"], rows["view"]) = worker, view
         for name in ("seq", "inside_ns", "own_ns", "n_bytes", "op"):
             rows[name] = run.ops[name]
-        rows["entry_ns"] = self.clocks.take(worker, view, run.ops["entry_ns"], now_ns)
+        rows["entry_ns"] = entry_ns
         rows["is_enqueue"] = run.clock == ClockKind.ENQUEUE
         rows["arrived_ns"] = now_ns
         self._parts.append(rows)
@@ -125,10 +140,11 @@ class Arrivals:
 
 
 class WorkerClocks:
-    """What is added to the times of workers whose clock began anew, so that they go on: a node's does when it boots.
+    """What is added to the times of workers whose clock began anew, so that they go on.
 
-    A clock began anew where a worker that reported nothing for a while comes with another communicator, on which all
-    it did is earlier than what it did before.
+    A node's clock begins anew when it boots, and is set back where its agent is started again after a step of the wall
+    clock. It is so where a worker that reported nothing for a while comes with another communicator, on which all it
+    did is earlier than what it did before; and where an operation with a later number was entered earlier.
 
     Args:
         reorder_ns: For how long a report may be overtaken by later ones.
@@ -137,23 +153,30 @@ class WorkerClocks:
     def __init__(self, reorder_ns: int) -> None:
         self._reorder_ns = reorder_ns
         self._workers = Columns(offset_ns=0, newest_ns=_NEVER, arrived_ns=_NEVER)
-        self._views = Columns(is_known=0)
 
-    def take(self, worker: int, view: int, entry_ns: IntArray, now_ns: int) -> IntArray:
-        """The times of a run that arrived, shape (n,), as they go on from the worker's earlier ones."""
+    def take(
+        self, worker: int, entry_ns: IntArray, now_ns: int, last_of_comm_ns: int | None
+    ) -> IntArray:
+        """The times of a run that arrived, shape (n,), as they go on from the worker's earlier ones.
+
+        Args:
+            worker: Whose clock it is.
+            entry_ns: Of the run's operations, shape (n,).
+            now_ns: On the clock of arrivals.
+            last_of_comm_ns: As `Registry.find_last` returns it.
+        """
         self._workers.grow(worker + 1)
-        self._views.grow(view + 1)
         if not entry_ns.size:
             return entry_ns
         offsets, newest, arrived = (
             self._workers[name] for name in ("offset_ns", "newest_ns", "arrived_ns")
         )
         last_ns, before_ns = int(entry_ns.max()), int(newest[worker])
-        silent_ns = now_ns - int(arrived[worker])
-        is_earlier = last_ns + int(offsets[worker]) <= before_ns
-        if is_earlier and silent_ns >= self._reorder_ns and not self._views["is_known"][view]:
-            offsets[worker] = min(before_ns + silent_ns, _ALWAYS) - last_ns
-        self._views["is_known"][view] = 1
+        at_ns, silent_ns = last_ns + int(offsets[worker]), now_ns - int(arrived[worker])
+        if last_of_comm_ns is not None and at_ns <= before_ns:
+            is_new, was_silent = last_of_comm_ns == _NEVER, silent_ns >= self._reorder_ns
+            if was_silent if is_new else at_ns < last_of_comm_ns - self._reorder_ns:
+                offsets[worker] = min(before_ns + silent_ns, _ALWAYS) - last_ns
         offset_ns = int(offsets[worker])
         taken = np.minimum(entry_ns, _ALWAYS - offset_ns) + offset_ns
         newest[worker], arrived[worker] = max(before_ns, int(taken.max())), now_ns

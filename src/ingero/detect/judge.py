@@ -66,7 +66,7 @@ class Judge:
     def __init__(self, settings: JudgeSettings | None = None) -> None:
         self.settings = settings = settings or JudgeSettings()
         self.counts = JudgeCounts()
-        self._registry = Registry(settings.max_workers)
+        self._registry = Registry(settings.max_workers, settings.reorder_ns)
         self._arrivals = Arrivals(settings.reorder_ns, settings.max_pending_ops, self.counts)
         self._totals = WorkerTotals()
         self._seen = SeenTimes()
@@ -91,8 +91,10 @@ class Judge:
                 continue
             self._seen.note(worker, now_ns)
             if self._arrivals.has_room(run.ops.size):
-                comm, view = self._registry.add_view(worker, run)
-                self._arrivals.add(run, worker, comm, view, now_ns)
+                last_ns = self._registry.find_last(worker, run)
+                entry_ns = self._arrivals.clocks.take(worker, run.ops["entry_ns"], now_ns, last_ns)
+                view = self._registry.add_view(worker, run, entry_ns)
+                self._arrivals.add(run, entry_ns, worker, view, now_ns)
         n_workers, n_views = len(self._registry.ranks), len(self._registry.view_comms)
         self._arrivals.grow(n_workers, n_views)
         self._pairing.grow(n_workers, n_views)

@@ -1,12 +1,57 @@
-"""Workers, communicators and views by index, in the order in which they first reported."""
+"""Workers, communicators and views by index, in the order in which they first reported.
+
+A job that is started again may meet under the names that it had, as with Gloo in the same place: its operations are
+numbered from 0 anew, and are of another communicator. A worker counts anew where an operation has a number that it
+passed and was entered later than the one with its greatest number. What is only repeated, or was overtaken, was entered
+earlier.
+"""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import Final
+
+import numpy as np
 
 from ingero.detect.columns import Columns
-from ingero.model.arrays import IntArray
+from ingero.model.arrays import IntArray, Records
 from ingero.model.collectives import CollectiveRun, Rank, Worker
+
+MAX_LIVES: Final = 1024
+"""How often communicators of one name are kept apart; from then on what counts anew is taken for a repeat."""
+_NEVER: Final = int(np.iinfo(np.int64).min)
+
+
+@dataclass(slots=True)
+class _Counting:
+    """How far a worker counted on a communicator.
+
+    Attributes:
+        view: The worker on the communicator.
+        began_ns: Before which it was another communicator of that name, on the worker's clock.
+        before: How far it had counted on that one; None for the first.
+        greatest: Greatest number.
+        entered_ns: When the worker entered that.
+    """
+
+    view: int
+    began_ns: int = _NEVER
+    before: _Counting | None = None
+    greatest: int = -1
+    entered_ns: int = _NEVER
+
+    def note(self, ops: Records, entry_ns: IntArray) -> None:
+        """It entered operations, rows of COLLECTIVE_OP, at these times."""
+        last = int(ops["seq"].argmax())
+        seq, at_ns = int(ops["seq"][last]), int(entry_ns[last])
+        if seq > self.greatest and at_ns > self.entered_ns:
+            self.greatest, self.entered_ns = seq, at_ns
+
+    def starts_over(self, ops: Records, entry_ns: IntArray, reorder_ns: int) -> bool:
+        """Whether operations are counted anew; threads of one process may overtake each other by a moment."""
+        first = int(entry_ns.argmin())
+        is_later = int(entry_ns[first]) - reorder_ns > self.entered_ns
+        return is_later and int(ops["seq"][first]) <= self.greatest
 
 
 class Registry:
@@ -14,6 +59,7 @@ class Registry:
 
     Args:
         max_workers: Workers beyond this are refused.
+        reorder_ns: How much later it is entered, at least, what is counted anew.
 
     Attributes:
         ranks: By worker.
@@ -23,8 +69,9 @@ class Registry:
         view_comms: Communicator of each view.
     """
 
-    def __init__(self, max_workers: int) -> None:
+    def __init__(self, max_workers: int, reorder_ns: int) -> None:
         self._max_workers = max_workers
+        self._reorder_ns = reorder_ns
         self.ranks: list[Rank] = []
         self.comm_names: list[str] = []
         self.members: dict[int, list[int]] = {}
@@ -32,6 +79,8 @@ class Registry:
         self.view_comms: list[int] = []
         self._worker_of: dict[tuple[str, Worker], int] = {}
         self._comm_of: dict[tuple[str, str], int] = {}
+        self._n_lives: dict[tuple[str, str], int] = {}
+        self._countings: dict[tuple[int, str], _Counting] = {}
         self._comms = Columns(n_ranks=0)
 
     @property
@@ -50,15 +99,75 @@ class Registry:
             self.ranks[worker] = replace(self.ranks[worker], resource=rank.resource)
         return worker
 
-    def add_view(self, worker: int, run: CollectiveRun) -> tuple[int, int]:
-        """The indices of a run's communicator and of its worker on it, added if they are new."""
-        comm = self._comm_of.setdefault((run.rank.cluster_id, run.comm), len(self.comm_names))
+    def find_last(self, worker: int, run: CollectiveRun) -> int | None:
+        """A time after which the worker entered a run's operations, if its clock was not set back.
+
+        The least time where it is not known on the communicator; None where what the run counts was passed.
+        """
+        counting = self._countings.get((worker, run.comm))
+        if counting is None or counting.greatest < 0:
+            return _NEVER
+        known = [counting] if counting.before is None else [counting, counting.before]
+        is_passed = not run.ops.size or int(run.ops["seq"].min()) <= max(
+            one.greatest for one in known
+        )
+        return None if is_passed else min(one.entered_ns for one in known)
+
+    def add_view(self, worker: int, run: CollectiveRun, entry_ns: IntArray) -> tuple[int, int]:
+        """The indices of a run's communicator and of its worker on it, added if they are new.
+
+        Args:
+            worker: Who reports.
+            run: What it reports.
+            entry_ns: When it entered the run's operations, shape (n,), as `WorkerClocks.take` has it.
+        """
+        counting = self._countings.get((worker, run.comm))
+        if counting is None:
+            comm = self._find_newest(run)
+            counting = _Counting(self._find_view(worker, comm))
+            self._countings[worker, run.comm] = counting
+        elif counting.before is not None and entry_ns.size and entry_ns.min() < counting.began_ns:
+            counting = counting.before  # it was overtaken
+        elif entry_ns.size and counting.starts_over(run.ops, entry_ns, self._reorder_ns):
+            counting = self._begin_anew(worker, run, counting, int(entry_ns.min()))
+        if entry_ns.size:
+            counting.note(run.ops, entry_ns)
+        return self._note_size(run, counting.view), counting.view
+
+    def _begin_anew(
+        self, worker: int, run: CollectiveRun, counting: _Counting, began_ns: int
+    ) -> _Counting:
+        """The worker on the newest communicator of a name; on another one if it counted on that already."""
+        name = run.rank.cluster_id, run.comm
+        if self.view_comms[counting.view] == self._comm_of[name]:
+            if self._n_lives[name] >= MAX_LIVES:
+                return counting
+            del self._comm_of[name]
+        view = self._find_view(worker, self._find_newest(run))
+        counting.before = None  # what is so late is of no use
+        again = _Counting(view, began_ns, counting)
+        self._countings[worker, run.comm] = again
+        return again
+
+    def _find_newest(self, run: CollectiveRun) -> int:
+        """The newest communicator of a run's name, added if there is none."""
+        name = run.rank.cluster_id, run.comm
+        comm = self._comm_of.setdefault(name, len(self.comm_names))
         if comm == len(self.comm_names):
             self.comm_names.append(run.comm)
             self._comms.grow(comm + 1)
-        self.n_ranks[comm] = max(int(self.n_ranks[comm]), run.n_ranks)
+            self._n_lives[name] = self._n_lives.get(name, 0) + 1
+        return comm
+
+    def _find_view(self, worker: int, comm: int) -> int:
         view = self.views.setdefault((worker, comm), len(self.view_comms))
         if view == len(self.view_comms):
             self.view_comms.append(comm)
             self.members.setdefault(comm, []).append(worker)
-        return comm, view
+        return view
+
+    def _note_size(self, run: CollectiveRun, view: int) -> int:
+        """The communicator of a view, with as many members as a run says."""
+        comm = self.view_comms[view]
+        self.n_ranks[comm] = max(int(self.n_ranks[comm]), run.n_ranks)
+        return comm
