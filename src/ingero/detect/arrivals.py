@@ -206,6 +206,11 @@ class WorkerTotals(Columns):
         left_ns = ops["entry_ns"] + np.maximum(ops["inside_ns"], 0)
         np.maximum.at(self["last_ns"], worker, left_ns)
 
+    def find_rate(self) -> float:
+        """Operations a nanosecond of a worker, over the time from the first to the last of each; 0 before any."""
+        span_ns = float((self["last_ns"] - self["first_ns"]).sum(dtype=np.float64))
+        return float(self["n_ops"].sum()) / span_ns if span_ns > 0.0 else 0.0
+
 
 def _is_repeat(rows: Records) -> BoolArray:
     """All but the first of rows with the same view and sequence number, in the given order."""

@@ -235,6 +235,12 @@ class RankEvidence:
             self._workers.append(WorkerEvidence())
         self.replicas.grow(n_workers)
 
+    def set_budget(self, alpha: float) -> None:
+        """Let so many false alarms per operation and worker be allowed from now on."""
+        self._settings = replace(self._settings, alpha=alpha)
+        for detector in self._detectors.values():
+            detector.settings = self._settings
+
     def add_group(self, group: PeerGroup) -> None:
         """Add a group, or its members after one joined it; workers in alarm stay so until evidence clears them."""
         size = len(group.members)

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
+from typing import Final
 
 from ingero.detect.arrivals import Arrivals, JudgeCounts, SeenTimes, WorkerTotals
 from ingero.detect.collectives import WaitLedger
@@ -31,6 +32,10 @@ from ingero.model.collectives import CollectiveRun, Worker
 from ingero.model.verdicts import Judgement
 from ingero.units import NS_PER_S, NS_PER_US
 
+_NS_PER_DAY: Final = 86_400 * NS_PER_S
+_MIN_ALPHA: Final = 1e-12
+_MAX_ALPHA: Final = 1e-2
+
 
 @dataclass(frozen=True, slots=True)
 class JudgeSettings:
@@ -38,6 +43,8 @@ class JudgeSettings:
 
     Attributes:
         detector: See `EDetectorSettings`.
+        alarms_per_worker_day: Budget of false alarms in time, in place of the detector's ``alpha`` once it is known
+            how often ranks operate.
         min_own_ns: Operations before which the median peer worked less than this are not compared.
         reorder_ns: How long after its arrival an operation may still be preceded by one that arrives later.
         patience_ns: How long peers wait for a rank that does not report.
@@ -46,6 +53,7 @@ class JudgeSettings:
     """
 
     detector: EDetectorSettings = field(default_factory=EDetectorSettings)
+    alarms_per_worker_day: float | None = None
     min_own_ns: int = 100 * NS_PER_US
     reorder_ns: int = 5 * NS_PER_S
     patience_ns: int = 60 * NS_PER_S
@@ -61,11 +69,13 @@ class Judge:
 
     Attributes:
         counts: What was read and what was lost.
+        alpha: Budget per operation and worker as of the last `settle`.
     """
 
     def __init__(self, settings: JudgeSettings | None = None) -> None:
         self.settings = settings = settings or JudgeSettings()
         self.counts = JudgeCounts()
+        self.alpha = settings.detector.alpha
         self._registry = Registry(settings.max_workers, settings.reorder_ns)
         self._arrivals = Arrivals(settings.reorder_ns, settings.max_pending_ops, self.counts)
         self._totals = WorkerTotals()
@@ -114,11 +124,20 @@ class Judge:
             self.counts.enqueue_ops += int(ops["is_enqueue"].sum())
             self._totals.add(ops)
             self._ledger.add(ops)
+            self._set_budget()
         self._ledger.settle(now_ns, n_ranks, final=final)
         for worker, comm, rows in iter_by_group(self._pairing.number(ops, n_ranks, final=final)):
             self._membership.join(worker, comm, rows, now_ns)
         for groups in self._membership.list_by_depth():
             self._compare(groups, now_ns, final=final)
+
+    def _set_budget(self) -> None:
+        """Let the budget in time, if there is one, be that of an operation at the rate of all of them so far."""
+        budget, ops_per_ns = self.settings.alarms_per_worker_day, self._totals.find_rate()
+        if budget is not None and ops_per_ns > 0.0:
+            alpha = budget / (ops_per_ns * _NS_PER_DAY)
+            self.alpha = min(max(alpha, _MIN_ALPHA), _MAX_ALPHA)
+            self._evidence.set_budget(self.alpha)
 
     def _compare(self, groups: Sequence[PeerGroup], now_ns: int, *, final: bool) -> None:
         """Judge what is complete within groups none of which a worker moved to from another of them."""

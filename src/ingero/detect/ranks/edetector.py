@@ -86,6 +86,7 @@ class EDetector:
         settings: See `EDetectorSettings`.
 
     Attributes:
+        settings: See `EDetectorSettings`. Its ``alpha`` alone may be another later.
         n_ops: Operations seen per group, shape (G,).
         wealth: What betting against each worker has grown to; see `log_evidence`.
         alarms: Which workers are in alarm, and since when.

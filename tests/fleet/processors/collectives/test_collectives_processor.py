@@ -15,7 +15,7 @@ from ingero.fleet.consumer import Batch
 from ingero.fleet.processors.collectives.config import NcclConfig
 from ingero.fleet.processors.collectives.lags import LagTracker, lags_of
 from ingero.fleet.processors.collectives.processor import FACTORY
-from ingero.fleet.processors.collectives.settings import build_settings, find_alpha
+from ingero.fleet.processors.collectives.settings import build_settings
 from ingero.model.collectives import COLLECTIVE_OP, ClockKind, CollectiveOp, CollectiveRun, Rank
 from ingero.otlp.codec import (
     build_gauge,
@@ -495,12 +495,38 @@ def test_unreadable_batch_is_counted_and_told_and_the_others_taken():
 
 
 def test_budget_in_time_becomes_alpha_by_the_measured_rate():
-    config = parse_model(NcclConfig, {"alarms_per_worker_day": 0.01})
-    alpha = find_alpha(config, job(n_ranks=2))
+    judged = Judged(alarms_per_worker_day=0.01)
+    judged.push(job())
+    judge_after(judged)
+    (page,) = judged.page("verdicts")["clusters"]
     # An operation takes about 11 ms, so a day has about 7.8 million.
-    assert alpha == pytest.approx(0.01 / (86_400 / 0.0113), rel=0.1)
-    assert find_alpha(config, []) == 1e-6
-    assert find_alpha(parse_model(NcclConfig, {"alpha": 1e-4}), job()) == 1e-4
+    assert page["alpha"] == pytest.approx(0.01 / (86_400 / 0.0113), rel=0.1)
+
+
+def test_budget_in_time_is_not_that_of_the_first_operations_which_take_long():
+    judged = Judged(alarms_per_worker_day=0.01)
+    for part in range(20):
+        runs = job(seed=part)
+        for run in runs:
+            run.ops["seq"] += 200 * part
+            run.ops["entry_ns"] += (part > 0) * 60 * NS_PER_S + part * 3 * NS_PER_S
+        if part == 0:  # the first step compiles
+            runs = [replace(run, ops=run.ops[:2].copy()) for run in runs]
+            for run in runs:
+                run.ops["entry_ns"][1] += 60 * NS_PER_S
+        judged.push(runs)
+        judge_after(judged)
+    (page,) = judged.page("verdicts")["clusters"]
+    ops_per_day = 86_400 * (19 * 200 + 2) / (60 + 20 * 3)
+    assert page["alpha"] == pytest.approx(0.01 / ops_per_day, rel=0.05)
+
+
+@pytest.mark.parametrize("alpha", [1e-6, 1e-4])
+def test_budget_per_operation_is_as_it_is_set(alpha):
+    judged = Judged(alpha=alpha)
+    judged.push(job())
+    judge_after(judged)
+    assert [page["alpha"] for page in judged.page("verdicts")["clusters"]] == [alpha]
 
 
 @pytest.mark.parametrize(
@@ -546,7 +572,7 @@ def test_ranks_that_report_different_operations_are_compared_where_they_overlap(
 
 
 def test_detector_works_with_the_tiers_that_are_set():
-    config = NcclConfig(alarm_slowdown=0.2, notice_slowdown=0.05, notice_spread=2.0)
-    detector = build_settings(config, 1e-5).detector
+    config = NcclConfig(alarm_slowdown=0.2, notice_slowdown=0.05, notice_spread=2.0, alpha=1e-5)
+    detector = build_settings(config).detector
     assert (detector.alarm_slowdown, detector.notice_slowdown) == (0.2, 0.05)
     assert (detector.notice_spread, detector.alpha) == (2.0, 1e-5)

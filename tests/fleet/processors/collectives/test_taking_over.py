@@ -13,7 +13,6 @@ from ingero.fleet.component import Learner, PushContext, ReportLedger
 from ingero.fleet.consumer import Batch
 from ingero.fleet.processors.collectives.config import NcclConfig
 from ingero.fleet.processors.collectives.engine import DetectionEngine
-from ingero.fleet.processors.collectives.settings import find_alpha
 from ingero.fleet.processors.collectives.telemetry import LATE_OPS, OPS
 from ingero.model.verdicts import VerdictKind
 from ingero.otlp.codec import decode_protobuf, encode_protobuf
@@ -107,16 +106,25 @@ def test_what_was_said_of_a_rank_that_never_comes_again_ends_once(is_replayed):
     assert engine.conclusions() == {}, "the cluster is forgotten"
 
 
-def test_the_budget_of_a_cluster_that_was_taken_over_is_of_its_own_rates():
-    config = NcclConfig(alarms_per_worker_day=0.1)
-    engine, runs = DetectionEngine(config, MeterRegistry()), list(job(slow=5))
-    cluster_id = runs[0].rank.cluster_id
-    engine.begin_replay(cluster_id)
-    engine.end_replay(cluster_id, {runs[3].rank.worker: VerdictKind.CULPRIT}, 0)
-    engine.judge(NS_PER_S)
-    engine.add(runs, 2 * NS_PER_S)
-    engine.judge(3 * NS_PER_S)
-    assert engine.conclusions()[cluster_id].alpha == find_alpha(config, runs) != config.alpha
+def test_the_budget_in_time_of_a_cluster_is_the_same_for_its_judge_and_its_heir():
+    """However the log was cut into rounds."""
+    config, log = NcclConfig(alarms_per_worker_day=0.1), list(log_of(6, every_s=10))
+    judge, heir = (DetectionEngine(config, MeterRegistry()) for _ in range(2))
+    heir.begin_replay("c")
+    for run in log[0][1]:
+        run.ops["entry_ns"][1:] += 8 * NS_PER_S
+    for stored_ns, runs in log:
+        for run in runs:
+            judge.add([run], stored_ns)
+            judge.judge(stored_ns + NS_PER_S)
+        heir.add(runs, stored_ns, is_replay=True)
+    heir.judge(stored_ns + NS_PER_S)
+    heir.end_replay("c", {}, stored_ns + NS_PER_S)
+    for engine in (judge, heir):
+        engine.judge(stored_ns + 20 * NS_PER_S)
+    ops_per_day = 86_400 * 6 * 60 / 51
+    (alpha,) = {engine.conclusions()["c"].alpha for engine in (judge, heir)}
+    assert alpha == pytest.approx(0.1 / ops_per_day, rel=0.05)
 
 
 def test_what_is_only_followed_is_neither_shown_nor_counted():

@@ -45,7 +45,7 @@ class NcclConfig(StrictModel):
     alarms_per_worker_day: float | None = Field(
         None,
         gt=0.0,
-        description="The same as a budget in time; wins over alpha, using the rate of a job's first operations.",
+        description="The same as a budget in time; wins over alpha, by how often the ranks have operated so far.",
     )
     judge_interval: JudgeInterval = Field(
         parse_duration("1s"), description="How often what arrived is judged."

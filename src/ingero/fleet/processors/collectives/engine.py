@@ -36,7 +36,7 @@ from ingero.fleet.processors.collectives.config import NcclConfig
 from ingero.fleet.processors.collectives.cuts import CostCut, CostCuts, DueCut
 from ingero.fleet.processors.collectives.lags import LagTracker, PeerLag
 from ingero.fleet.processors.collectives.lateness import MIN_LATE_NS, Lateness
-from ingero.fleet.processors.collectives.settings import build_settings, find_alpha
+from ingero.fleet.processors.collectives.settings import build_settings
 from ingero.fleet.processors.collectives.unmet import SILENT, UnmetWorkers
 from ingero.model.collectives import CollectiveRun, Worker
 from ingero.model.verdicts import Judgement, VerdictKind
@@ -93,7 +93,6 @@ class _ClusterDetection:
     seen_ns: int = 0
     lags: LagTracker = field(default_factory=LagTracker)
     judge: Judge | None = None
-    alpha: float = 0.0
     generation: int = 0
     lost: dict[str, int] | None = field(default_factory=dict)  # None: counted by the judge before
     kinds: dict[Worker, VerdictKind] = field(default_factory=dict)
@@ -398,11 +397,10 @@ class DetectionEngine:
         if judge is not None and _is_crowded(judge, self.config, now_ns):
             judge = None
             self._evict["workers"](1)
-        if judge is None or not judge.n_workers:  # its budget comes from its workers' rates
+        if judge is None:
             detection.lost = {}
             detection.generation = next(self._generations)
-            detection.alpha = find_alpha(self.config, [run for run, _ in waiting])
-            judge = detection.judge = Judge(build_settings(self.config, detection.alpha))
+            judge = detection.judge = Judge(build_settings(self.config))
         cuts, at = self.cuts[detection.cluster_id], 0
         for place_ns, n_before, arrived_ns in due:
             _give(judge, waiting[at:n_before])
@@ -452,7 +450,7 @@ class DetectionEngine:
         changes += ends
         detection.kinds = kinds | dict(list(unmet.items())[-self.config.max_workers :])
         detection.conclusion = Conclusion(
-            judgement, history, lags, changes, now_ns, detection.alpha, detection.generation,
+            judgement, history, lags, changes, now_ns, judge.alpha, detection.generation,
             cuts.is_dated, cuts.newest,
         )  # fmt: skip
         return detection.conclusion
