@@ -281,3 +281,12 @@ def test_what_says_nothing_any_more_is_dropped_while_the_cluster_reports(tracker
     assert (cluster.stalls, cluster.ended, len(cluster.reported_ns)) == ({}, {}, 1)
     tracker.note_moving([of_job(moving(0, 1), 1)], 2 * ENDED_NS + IDLE_NS)
     assert list(cluster.members) == [comm_of(1)]
+
+
+def test_ranks_that_a_job_has_no_more_are_not_missed_where_it_meets_under_its_old_name(tracker):
+    tracker.note_moving([replace(moving(n, 5), n_ranks=3) for n in range(3)], 100 * NS_PER_S)
+    stand = [replace(standing(n, 10, 9), n_ranks=3) for n in (0, 1)]
+    tracker.add([*stand, replace(standing(2, 9, 9), n_ranks=3)], 101 * NS_PER_S)
+    report, _ = tracker.find_hang("c", 102 * NS_PER_S)
+    assert [(root.rank, root.blocks) for root in report.roots] == [(2, (0, 1))]
+    assert report.ranks_known == (0, 1, 2)

@@ -63,6 +63,7 @@ class _Cluster:
         seen_ns: When anything of it was reported.
         pruned_ns: When what is old was dropped.
         members: By communicator and rank there.
+        n_ranks: Of each communicator, as was reported last.
         comm_seen_ns: When something of a communicator was reported, the longest silent one first.
         stalls: By communicator, who stands there, with when that was reported.
         reported_ns: When something of a worker was reported.
@@ -72,6 +73,7 @@ class _Cluster:
     seen_ns: int = 0
     pruned_ns: int = 0
     members: dict[str, dict[int, Worker]] = field(default_factory=dict)
+    n_ranks: dict[str, int] = field(default_factory=dict)
     comm_seen_ns: dict[str, int] = field(default_factory=dict)
     stalls: dict[str, dict[Worker, tuple[RankProgress, int]]] = field(default_factory=dict)
     reported_ns: dict[Worker, int] = field(default_factory=dict)
@@ -113,8 +115,15 @@ class _Cluster:
             self._drop(silent)
         return True
 
+    def note_size(self, comm: str, n_ranks: int) -> None:
+        """A communicator has so many members; of a job that meets there again with fewer, the others are none."""
+        if n_ranks < self.n_ranks.get(comm, n_ranks):
+            members = self.members[comm]
+            self.members[comm] = {at: who for at, who in members.items() if at < n_ranks}
+        self.n_ranks[comm] = n_ranks
+
     def _drop(self, comm: str) -> None:
-        del self.members[comm], self.comm_seen_ns[comm]
+        del self.members[comm], self.n_ranks[comm], self.comm_seen_ns[comm]
         self.stalls.pop(comm, None)
         for worker in [worker for worker, stall in self.ended.items() if stall.comm == comm]:
             del self.ended[worker]
@@ -283,6 +292,7 @@ class ProgressTracker:
                 self._cap_changes.append(CapChange(CAP, record.rank.cluster_id, is_on=True))
             return False
         cluster.members.setdefault(comm, {})[record.comm_rank] = record.rank.worker
+        cluster.note_size(comm, record.n_ranks)
         cluster.comm_seen_ns.pop(comm, None)
         cluster.comm_seen_ns[comm] = now_ns
         return True
