@@ -26,6 +26,7 @@ class WorkerFacts:
         n_ops: Operations it reported.
         n_enqueue: Those whose times are of the enqueue only.
         span_ns: From its first entry to its last leaving.
+        last_ns: Its last leaving, on its clock.
         seen_ns: When it reported first and last, on the clock of arrivals.
         links: Its two-member communicators: slot → communicator.
     """
@@ -37,6 +38,7 @@ class WorkerFacts:
     n_ops: int
     n_enqueue: int
     span_ns: int
+    last_ns: int = 0
     seen_ns: tuple[int, int] = (0, 0)
     links: Mapping[int, int] = field(default_factory=dict)
 

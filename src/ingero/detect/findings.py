@@ -52,6 +52,14 @@ class WorkerFinding:
     own_ns: int = 0
     spans: tuple[SlowSpan, ...] = ()
 
+    def find_slow_ns(self, last_ns: int) -> float:
+        """For how long it was slow in all, by its clock; infinite where that has no dates.
+
+        Args:
+            last_ns: Until when it is known.
+        """
+        return sum(max(min(span.end_ns, last_ns) - span.start_ns, 0.0) for span in self.spans)
+
 
 class _Sum(NamedTuple):
     """What slowdowns that do not overlap took, the last of which was over at that time; more excess is greater."""

@@ -181,6 +181,7 @@ class Judge:
                 n_ops=int(totals["n_ops"][at]),
                 n_enqueue=int(totals["n_enqueue"][at]),
                 span_ns=max(int(totals["last_ns"][at] - totals["first_ns"][at]), 0),
+                last_ns=int(totals["last_ns"][at]),
                 seen_ns=(int(self._seen["first_ns"][at]), int(self._seen["last_ns"][at])),
                 links=links.by_slot.get(at, {}),
             )

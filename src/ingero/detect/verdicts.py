@@ -155,17 +155,30 @@ def _judge_together(
 ) -> None:
     """Turn ordinary workers into victims, or explain them by what their stage, data or cluster does."""
     explained = _explain_groups(facts, groups)
+    slow_ns = {w: found.find_slow_ns(facts.workers[w].last_ns) for w, found in findings.items()}
     for worker in job:
         found = findings[worker]
         if found.kind is not VerdictKind.ORDINARY:
             continue
         charged = sum(charges[worker].values())
         known = facts.workers[worker]
-        if charged > 0 and charged >= facts.settings.notice_slowdown * known.span_ns:
+        if charged > 0 and (
+            charged >= facts.settings.notice_slowdown * known.span_ns
+            or any(
+                _is_hit(facts, worker, amount, slow_ns[other])
+                for other, amount in charges[worker].items()
+            )
+        ):
             reason = f"own work is ordinary; waited {format_duration(charged)} for slower workers"
             findings[worker] = replace(found, kind=VerdictKind.VICTIM, reason=reason)
         elif id(known.group) in explained:
             findings[worker] = explained[id(known.group)].apply_to(found, known.own_ns)
+
+
+def _is_hit(facts: Facts, worker: int, charged_ns: int, slow_ns: float) -> bool:
+    """Whether a wait is worth naming: by the time for which the other was slow, however long the job ran before."""
+    span_ns = min(facts.workers[worker].span_ns, slow_ns)
+    return charged_ns >= facts.settings.notice_slowdown * span_ns
 
 
 @dataclass(frozen=True, slots=True)
@@ -281,11 +294,8 @@ def _verdict(facts: Facts, worker: int, found: WorkerFinding, shared: _Shared) -
     peers = () if group is None else shared.peers[id(group)]
     charges, owed = shared.charges, shared.owed.get(worker, {})
     worst_first = sorted(owed, key=lambda w: (-owed[w], natural_order(facts.workers[w].rank)))
-    victims = [
-        w
-        for w in worst_first
-        if owed[w] >= facts.settings.notice_slowdown * facts.workers[w].span_ns
-    ]
+    slow_ns = found.find_slow_ns(known.last_ns)
+    victims = [w for w in worst_first if _is_hit(facts, w, owed[w], slow_ns)]
     evidence_log10 = 0.0
     if group is not None and (reading := shared.members.get(id(group))) is not None:
         tier = ALARM if episode is None else episode.tier

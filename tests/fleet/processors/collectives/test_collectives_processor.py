@@ -494,6 +494,28 @@ def test_unreadable_batch_is_counted_and_told_and_the_others_taken():
     assert judged.host.read("ingero_fleet_nccl_ops_total") == 200
 
 
+def test_who_waits_for_a_rank_that_became_slow_late_in_a_long_job_is_its_victim():
+    judged, at_ns = Judged(), 0
+    for part in range(16):  # two days of operations of 100 s, and one slow hour
+        runs = job(seed=part, slow=3 if part == 15 else None, n_ops=36 if part == 15 else 120)
+        for run in runs:
+            for name in ("own_ns", "inside_ns", "entry_ns"):
+                run.ops[name] *= 10_000
+            run.ops["seq"] += 120 * part
+            run.ops["entry_ns"] += at_ns
+        at_ns = int(runs[0].ops["entry_ns"][-1] + runs[0].ops["inside_ns"][-1])
+        judged.push(runs)
+        judge_after(judged)
+    (page,) = judged.page("verdicts")["clusters"]
+    found = {one["rank"]["rank"]: one for one in page["verdicts"]}
+    culprit = found.pop(3)
+    assert (culprit["verdict"], len(culprit["victims"])) == ("culprit", 7)
+    assert {one["verdict"] for one in found.values()} == {"victim"}
+    assert {one.attributes["verdict"] for one in judged.points("ingero_fleet_verdict")} == {
+        "culprit", "victim",
+    }  # fmt: skip
+
+
 def test_budget_in_time_becomes_alpha_by_the_measured_rate():
     judged = Judged(alarms_per_worker_day=0.01)
     judged.push(job())
