@@ -64,6 +64,17 @@ def test_it_may_have_fewer_ranks_then_or_more(n_after):
     assert len(after[2].peers) == n_after
 
 
+@pytest.mark.parametrize("n_after", [6, 8, 12])
+def test_lags_are_those_of_its_last_start(n_after):
+    engine = DetectionEngine(NcclConfig(), MeterRegistry())
+    go_on(engine, 0, slow=3)
+    go_on(engine, 100, range(2), n_ranks=n_after, slow=5)
+    lags = {one.rank.rank: one for one in engine.lags_of("c", "00000000000000aa")}
+    assert len(lags) == n_after
+    assert {rank for rank, one in lags.items() if one.lag_ms > 3.0} == {5}
+    assert {one.n_ops for one in lags.values()} == {400}
+
+
 def test_what_of_a_job_is_overtaken_by_its_next_start_is_of_its_former_one():
     engine = DetectionEngine(NcclConfig(), MeterRegistry())
     go_on(engine, 0, range(5))

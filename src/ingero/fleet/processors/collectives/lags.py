@@ -50,6 +50,13 @@ class _Reported:
     clock: ClockKind
     seq: npt.NDArray[np.uint64]
     inside_ns: IntArray
+    entered_ns: int
+
+    def is_before(self, run: CollectiveRun) -> bool:
+        """Whether a run counts anew, later than this: its job was started again under the same names."""
+        first = int(run.ops["entry_ns"].argmin())
+        is_later = int(run.ops["entry_ns"][first]) > self.entered_ns
+        return is_later and int(run.ops["seq"][first]) <= int(self.seq.min())
 
 
 def lags_of(inside_ns: FloatArray) -> FloatArray:
@@ -92,16 +99,22 @@ class LagTracker:
             if not is_known.any():
                 continue
             ranks = self._reported.setdefault(run.comm, {})
+            before = ranks.get(run.comm_rank)
+            if before is not None and before.is_before(run):
+                self._n_ranks -= len(ranks)
+                ranks.clear()
+                before = None
             self._n_ranks += run.comm_rank not in ranks
             keep = max(16, min(_KEPT_PER_RANK, _MAX_KEPT_OPS // self._n_ranks))
             seq = run.ops["seq"][is_known].astype(np.uint64)
             inside = run.ops["inside_ns"][is_known].astype(np.int64)
-            before = ranks.get(run.comm_rank)
+            entered_ns = int(run.ops["entry_ns"].max())
             if before is not None:
+                entered_ns = max(entered_ns, before.entered_ns)
                 seq = np.concatenate((before.seq, seq))
                 inside = np.concatenate((before.inside_ns, inside))
             ranks[run.comm_rank] = _Reported(
-                run.rank, run.clock, seq[-keep:].copy(), inside[-keep:].copy()
+                run.rank, run.clock, seq[-keep:].copy(), inside[-keep:].copy(), entered_ns
             )
             changed.add(run.comm)
         return changed
