@@ -89,14 +89,20 @@ class Registry:
         return self._comms["n_ranks"]
 
     def add_worker(self, rank: Rank) -> int | None:
-        """The index of a worker, added if it is new; None when there are too many. It runs where it said last."""
+        """The index of a worker, added if it is new; None when there are too many.
+
+        It runs where it said last, and does what it said last.
+        """
         key = (rank.cluster_id, rank.worker)
         worker = self._worker_of.get(key)
         if worker is None and len(self.ranks) < self._max_workers:
             worker = self._worker_of[key] = len(self.ranks)
             self.ranks.append(rank)
-        elif worker is not None and rank.resource and rank.resource != self.ranks[worker].resource:
-            self.ranks[worker] = replace(self.ranks[worker], resource=rank.resource)
+        elif worker is not None:
+            known = self.ranks[worker]
+            resource, labels = rank.resource or known.resource, rank.labels or known.labels
+            if (resource, labels) != (known.resource, known.labels):
+                self.ranks[worker] = replace(known, resource=resource, labels=labels)
         return worker
 
     def find_last(self, worker: int, run: CollectiveRun) -> int | None:

@@ -1,5 +1,7 @@
 """A job that is started again on the same nodes under the same names, and agents that are started again beside a job."""
 
+from dataclasses import replace
+
 import pytest
 from tests.fleet.processors.collectives.test_collectives_processor import job
 
@@ -125,3 +127,20 @@ def test_each_of_many_lives_of_a_job_is_judged():
         assert culprits(verdicts) <= {life, life - 1}
     verdicts = go_on(engine, 100 * life, range(3, 8), slow=life)
     assert culprits(verdicts) == {life}
+
+
+def test_ranks_that_do_other_work_in_their_next_job_are_compared_by_that():
+    """First as two stages, then all alike."""
+    engine = DetectionEngine(NcclConfig(), MeterRegistry())
+    for part in range(6):
+        runs = [
+            replace(run, rank=replace(run.rank, labels=(("pp", str(run.rank.rank % 2)),)))
+            for run in build_push(part, 0)
+        ]
+        give(engine, runs, 10 * part)
+    after = go_on(engine, 100, range(8), comm="00000000000000bb", slow=5)
+    assert {len(verdict.peers) for verdict in after.values()} == {8}
+    assert {verdict.rank.labels for verdict in after.values()} == {
+        (("dp", str(rank)), ("pp", "0")) for rank in range(8)
+    }
+    assert culprits(after) == {5}
