@@ -290,3 +290,25 @@ def test_ranks_that_a_job_has_no_more_are_not_missed_where_it_meets_under_its_ol
     report, _ = tracker.find_hang("c", 102 * NS_PER_S)
     assert [(root.rank, root.blocks) for root in report.roots] == [(2, (0, 1))]
     assert report.ranks_known == (0, 1, 2)
+
+
+def test_a_hang_after_a_restart_on_other_nodes_is_named_beside_what_ended_before_it(tracker):
+    """The rank behind the one that was killed moved up by one node, and the spare's never arrives."""
+    before, after = ["n0", "n1", "n2", "n3"], ["n0", "n2", "n3", "spare"]
+    again = "00000000000000cd"
+
+    def on(one, nodes, comm):
+        node = nodes[one.rank.rank]
+        return replace(one, rank=replace(one.rank, node_id=node, job="j"), comm=comm)
+
+    tracker.note_moving([on(moving(n, 9), before, COMM) for n in range(N)], 0)
+    tracker.add([on(ended(1, 0.5, signal=9), before, COMM)], NS_PER_S)
+    tracker.add([on(ended(n, 0.5, signal=15), before, COMM) for n in (0, 2, 3)], 4 * NS_PER_S)
+    tracker.note_moving([on(moving(n, 2), after, again) for n in range(N)], 25 * NS_PER_S)
+    stand = [standing(n, 3, 2) for n in (0, 1, 2)] + [standing(3, 2, 2)]
+    tracker.add([on(one, after, again) for one in stand], 30 * NS_PER_S)
+    report, _ = tracker.find_hang("c", 31 * NS_PER_S)
+    assert [(root.rank, root.node_id, root.cause, root.blocks) for root in report.roots] == [
+        (1, "n1", HangCause.ENDED, (2, 3)),
+        (3, "spare", HangCause.ABSENT, (0, 1, 2)),
+    ]

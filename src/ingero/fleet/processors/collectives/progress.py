@@ -7,6 +7,9 @@ member of which no agent reported for `SILENT_NS`, or whose process ended, count
 for a communicator where it is missing, because its own agent may report soon. Members are known from what ranks
 reported while the job moved. Ranks whose communicators are connected are a job, and each job is judged by itself.
 
+A rank whose process ended and that reports again is another process, and no member of what that one had: its job, which
+may have given other ranks to its nodes since, is not the same.
+
 Communicators of which nothing was reported for the idle timeout are forgotten. One in which somebody stands is not,
 however long: agents repeat what they say of a stopped rank for as long as it stands.
 
@@ -23,16 +26,13 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from ingero.detect.endings import find_first_ended
+from ingero.detect.endings import blame_first_ended
 from ingero.detect.hang import find_hang
-from ingero.detect.snapshots import MIN_HANG_NS
 from ingero.fleet.helpers.caps import CapWatch
 from ingero.fleet.processors.collectives.engine import CAP_QUIET_NS, CapChange
 from ingero.model.collectives import CollectiveOp, CollectiveRun, Worker
 from ingero.model.hang import (
-    HangCause,
     HangReport,
-    HangRoot,
     PendingOp,
     RankState,
     StoppedGroup,
@@ -68,6 +68,7 @@ class _Cluster:
         stalls: By communicator, who stands there, with when that was reported.
         reported_ns: When something of a worker was reported.
         ended: Where processes were when they ended.
+        gone: By worker, the communicators of its process that ended, with its rank there.
     """
 
     seen_ns: int = 0
@@ -78,6 +79,15 @@ class _Cluster:
     stalls: dict[str, dict[Worker, tuple[RankProgress, int]]] = field(default_factory=dict)
     reported_ns: dict[Worker, int] = field(default_factory=dict)
     ended: dict[Worker, RankProgress] = field(default_factory=dict)
+    gone: dict[Worker, dict[str, int]] = field(default_factory=dict)
+
+    def take_back(self, worker: Worker) -> None:
+        """A worker reports: where a process of it ended before, another goes on in its place."""
+        self.ended.pop(worker, None)
+        for comm, at in self.gone.pop(worker, {}).items():
+            members = self.members.get(comm, {})
+            if members.get(at) == worker:
+                del members[at]
 
     def drop_stall(self, comm: str, worker: Worker) -> None:
         """A worker does not stand in a communicator."""
@@ -105,6 +115,11 @@ class _Cluster:
             if now_ns - seen_ns <= idle_timeout_ns:
                 break
             self._drop(comm)
+        self.gone = {
+            worker: comms
+            for worker, comms in self.gone.items()
+            if any(map(self.members.get, comms))
+        }
 
     def make_room(self) -> bool:
         """Whether another communicator fits; where none does, one goes in which nobody stands."""
@@ -160,10 +175,12 @@ class ProgressTracker:
             for run in runs:
                 cluster = self._find(run.rank.cluster_id, now_ns)
                 worker = run.rank.worker
-                if worker.rank < 0 or not self._join(cluster, run, now_ns):
+                if worker.rank < 0:
+                    continue
+                cluster.take_back(worker)
+                if not self._join(cluster, run, now_ns):
                     continue
                 cluster.reported_ns[worker] = now_ns
-                cluster.ended.pop(worker, None)
                 known = cluster.stalls.get(run.comm, {}).get(worker)
                 if known and run.ops.size and int(run.ops["seq"].max()) > known[0].entered:
                     cluster.drop_stall(run.comm, worker)
@@ -179,6 +196,7 @@ class ProgressTracker:
                 if stall.ending is not None:
                     _note_ending(cluster, stall, stall.ending, now_ns)
                 if stall.is_gone:
+                    cluster.gone.setdefault(worker, {})[stall.comm] = stall.comm_rank
                     cluster.reported_ns.pop(worker, None)
                     cluster.drop_stall(stall.comm, worker)
                     continue
@@ -357,47 +375,6 @@ def _find_hang_of(
         for root in blame_first_ended(report.roots, failed, moved_ns, groups)
     )
     return replace(report, roots=roots)
-
-
-def blame_first_ended(
-    roots: Sequence[HangRoot],
-    failed: Mapping[int, RankProgress],
-    moved_ns: Mapping[int, int],
-    groups: Mapping[str, StoppedGroup],
-) -> tuple[HangRoot, ...]:
-    """The roots of a job of which processes ended without success: of those only the first.
-
-    A rank that still ran when the first ended, and stands since, is about to end of it too.
-
-    Args:
-        roots: Whom ranks wait for.
-        failed: Where the ranks that ended without success were then.
-        moved_ns: When ranks that stand entered their last operation, on the clock of the endings.
-        groups: Of the job.
-    """
-    first = find_first_ended({
-        rank: stall.ending for rank, stall in failed.items() if stall.ending is not None
-    })
-    first_ns = min(
-        (one.at_ns for rank in first if (one := failed[rank].ending) is not None), default=None
-    )
-    kept = [
-        root
-        for root in roots
-        if root.rank not in failed
-        and (first_ns is None or moved_ns.get(root.rank, 0) < first_ns - MIN_HANG_NS)
-    ]
-    known = {root.rank: root for root in roots}
-    for rank in first:
-        stall = failed[rank]
-        root = known.get(rank) or HangRoot(
-            rank, HangCause.ENDED, groups[stall.comm], stall.entered + 1, stall.left, ()
-        )
-        followers = {other.rank for other in roots if other not in kept}
-        blocks = tuple(sorted({*root.blocks, *failed.keys(), *followers} - set(first)))
-        if blocks:
-            kept.append(replace(root, cause=HangCause.ENDED, blocks=blocks))
-    return tuple(sorted(kept, key=lambda root: root.rank))
 
 
 def _note_ending(cluster: _Cluster, stall: RankProgress, ending: Ending, now_ns: int) -> None:
