@@ -108,6 +108,31 @@ def test_a_slow_worker_stays_named_through_a_restart(judge):
     (culprit,) = judgement.culprits
     assert culprit.slowdown.median == pytest.approx(1.4, rel=0.03)
     assert culprit.onset.entry_ns < 10 * NS_PER_S, "the onset is in its first life"
+    assert culprit.detected_entry_ns < 10 * NS_PER_S, "and what was found there stands"
+
+
+def test_a_slow_worker_whose_new_group_opens_without_its_peers_stays_named_since_it_was():
+    """They report later than is waited for them, and are added then."""
+    slow, found = [(2, 0, 1.4)], Judge(JudgeSettings(patience_ns=NS_PER_S))
+    first = life(slow=slow)
+    trace = follow(first, life(seed=1, slow=slow))
+    of_first = {run.comm for runs in first.runs for run in runs}
+    (who,) = (at for at, one in enumerate(trace.workers) if one.node_id == "dp2-stage0")
+    others = [at for at in range(len(trace.workers)) if at != who]
+    for is_first, workers, now_s in (
+        (True, [who, *others], 0),
+        (False, [who], 10),
+        (False, others, 20),
+    ):
+        for at in workers:
+            runs = tuple(run for run in trace.runs[at] if (run.comm in of_first) is is_first)
+            found.observe(runs, now_s * NS_PER_S)
+        for later_s in (0, 8):
+            found.settle((now_s + later_s) * NS_PER_S)
+    found.settle(40 * NS_PER_S, final=True)
+    (culprit,) = found.judgements()[0].culprits
+    assert culprit.rank.node_id == "dp2-stage0"
+    assert culprit.detected_entry_ns < 10 * NS_PER_S, "in its first life"
 
 
 @WAYS

@@ -53,8 +53,8 @@ class AlarmEpisode:
         slowdown: Once it cleared.
         cleared_segment: Segment in which it cleared; None while it is open.
         log_peak: Natural log of the greatest wealth, once it cleared or the worker came among other peers.
-        cut_among: Workers in its group when it came among too few peers to be compared on, which ended the episode;
-            0 where evidence ended it.
+        cut_among: Workers in its group before it came among too few peers to be compared on; 0 where evidence ended the
+            episode.
     """
 
     tier: int

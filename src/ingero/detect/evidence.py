@@ -43,6 +43,7 @@ class WorkerEvidence:
         excess_ns: Own time above the median peer's in them; may be negative.
         last_ns: Entry of the last of them, on the worker's clock.
         n_slowest: Spread-out operations of the group that it is in now in which it was the slowest.
+        compared_among: Workers in the group that it was compared in last, where that of now is too small; else 0.
         current: Episode that is open, per tier.
         past: Episodes that cleared, oldest first; see `remember_episode`.
         onset: Per tier.
@@ -54,21 +55,23 @@ class WorkerEvidence:
     excess_ns: int = 0
     last_ns: int = 0
     n_slowest: int = 0
+    compared_among: int = 0
     current: list[AlarmEpisode | None] = field(default_factory=lambda: [None] * N_TIERS)
     past: list[AlarmEpisode] = field(default_factory=list)
     onset: list[OnsetState] = field(default_factory=lambda: [OnsetState()] * N_TIERS)
     sums_onset: list[OnsetState] = field(default_factory=lambda: [OnsetState()] * N_TIERS)
 
-    def cut_episodes(self, n_members: int) -> None:
-        """End what is open: the worker left a group of so many for one that is too small to compare in."""
-        for tier, episode in enumerate(self.current):
+    def list_cut(self) -> list[AlarmEpisode]:
+        """What is open, as if it had ended with the last comparison: until the present group has enough members."""
+        cut = []
+        for episode in self.current:
             if episode is not None:
                 own_ns = self.own_ns - episode.onset.own_before_ns
                 excess_ns = self.excess_ns - episode.onset.excess_before_ns
                 ended = episode.end(self.last_ns, BEFORE_FIRST, own_ns, excess_ns)
                 onset = replace(episode.onset, segment=BEFORE_FIRST)
-                remember_episode(self.past, replace(ended, onset=onset, cut_among=n_members))
-                self.current[tier] = None
+                cut.append(replace(ended, onset=onset, cut_among=self.compared_among))
+        return cut
 
 
 @dataclass(slots=True)
@@ -268,20 +271,21 @@ class RankEvidence:
     def settle_in(self, group: PeerGroup, member: int) -> None:
         """Compare a worker in this group from now on; what it is in alarm for stands until these peers clear it.
 
-        Among too few peers to be compared with it stands no longer, and is remembered as it was.
+        Among too few peers to be compared with it is as it was, until there are more.
         """
         found, worker = self._groups[id(group)], self._workers[member]
         home = self._homes.get(member)
         if home is not None and home is not group:
             before = self._groups[id(home)]
             self._keep_peaks(before, member)
-            if found.detector is None:
-                worker.cut_episodes(len(before.members))
+            if before.detector is not None:
+                worker.compared_among = len(before.members)
             self.replicas.forget(member)
             worker.n_slowest = 0
         self._homes[member] = group
         if found.detector is None:
             return
+        worker.compared_among = 0
         for tier, episode in enumerate(worker.current):
             column = group.members.index(member)
             found.detector.hold_alarm(

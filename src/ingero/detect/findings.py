@@ -86,7 +86,8 @@ def judge_alone(
     group = facts.workers[worker].group
     evidence = facts.evidence.of_worker(worker)
     # What was found before its peers became too few stands.
-    if group is None or (why_not and not (with_history and evidence.past)):
+    has_found = with_history and (evidence.past or evidence.compared_among)
+    if group is None or (why_not and not has_found):
         return WorkerFinding(VerdictKind.UNKNOWN, why_not)
     reading = members[id(group)]
     slowdown = reading.slowdowns[reading.columns[worker]]
@@ -167,10 +168,12 @@ def _compare_pair(facts: Facts, worker: int, group: PeerGroup) -> str:
 def _episodes(evidence: WorkerEvidence, *, with_history: bool) -> list[AlarmEpisode]:
     """Stays in alarm, the gravest first."""
     past = list(evidence.past)[::-1] if with_history else []
+    if evidence.compared_among:
+        past += evidence.list_cut()
     found: list[AlarmEpisode] = []
     for tier in (ALARM, NOTICE):
         current = evidence.current[tier]
-        if current is not None:
+        if current is not None and not evidence.compared_among:
             found.append(current)
         found.extend(sorted((e for e in past if e.tier == tier), key=lambda e: -e.excess_ns))
     return found
