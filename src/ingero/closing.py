@@ -1,7 +1,9 @@
-"""What a ``with`` statement needs of a class that has to be closed."""
+"""The end of things: what a ``with`` statement needs of a class, and an event that a signal sets."""
 
 from __future__ import annotations
 
+import _thread
+import threading
 from typing import Protocol, Self
 
 
@@ -19,3 +21,12 @@ class Closing:
 
     def __exit__(self: _Closable, *_: object) -> None:
         self.close()
+
+
+def set_in_handler(event: threading.Event) -> None:
+    """Set an event from within a signal's handler, in a thread of its own.
+
+    A handler may interrupt its own thread while that holds the event's lock, for it begins to wait: to set it there
+    would wait for ever. Source: Python's documentation of ``signal``, "Signals and threads".
+    """
+    _thread.start_new_thread(event.set, ())

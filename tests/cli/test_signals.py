@@ -26,9 +26,19 @@ def test_signals_are_noted_and_the_handlers_are_put_back(sent, first, status):
     with catch_stop() as stop:
         for number in sent:
             signal.raise_signal(number)
-        assert (stop(), stop.event.is_set()) == (bool(sent), bool(sent))
+        assert stop() is bool(sent)
+        assert stop.event.wait(30 if sent else 0) is bool(sent)
     assert (stop.first, stop.exit_status) == (first, status)
     assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
+
+
+@pytest.mark.timeout(30)
+def test_a_signal_that_comes_while_a_thread_begins_to_wait_for_it_ends_the_wait():
+    """Right there it holds the event's lock."""
+    with catch_stop() as stop:
+        with stop.event._cond:
+            signal.raise_signal(signal.SIGTERM)
+        assert stop.event.wait(20)
 
 
 @pytest.fixture

@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
+from ingero.closing import set_in_handler
+
 
 class StopSignals:
     """The signals that asked this process to end. Make one with `catch_stop`.
@@ -38,7 +40,7 @@ class StopSignals:
     def note(self, number: int, _frame: FrameType | None) -> None:
         """The handler."""
         self._received.append(number)
-        self.event.set()
+        set_in_handler(self.event)
 
 
 @contextmanager

@@ -19,6 +19,7 @@ from ingero.agent.health.signals.machine import MachineSettings
 from ingero.agent.health.spill import SpillSettings
 from ingero.agent.health.transport import TransportSettings
 from ingero.agent.push.live import LiveAgent, LiveSettings
+from ingero.closing import set_in_handler
 from ingero.otlp.client.endpoint import parse_endpoint
 from ingero.serving.ready import report_ready
 from ingero.sim.cluster.simulated_agent import SimulatedAgent
@@ -83,6 +84,6 @@ def main() -> None:
     """Run until a signal comes."""
     stop = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: stop.set())
+        signal.signal(number, lambda *_: set_in_handler(stop))
     agent = build_agent(json.loads(sys.argv[1]), lambda: report_ready("ingero-agent", {}))
     agent.run(stop)

@@ -127,7 +127,7 @@ class Engine(Closing):
         self._calls = self._load_calls()
         self.mode = self._calls.mode
         self._objects.append(self._calls)
-        self.maps: Mapping[str, BpfMap] = self._calls.calls.maps
+        self.maps: Mapping[str, BpfMap] = self._calls.maps
         self._write_descriptors()
         settings = self._settings
         self.control = ProbeControl(

@@ -197,6 +197,16 @@ class CallPrograms(Closing):
         self._lock = threading.Lock()
         self._cxx: BpfObject | UnsupportedError | None = None
 
+    @property
+    def maps(self) -> Mapping[str, BpfMap]:
+        """By name; the programs of C++ have the same."""
+        return self.calls.maps
+
+    @property
+    def programs(self) -> Mapping[str, int]:
+        """Descriptors of the programs of all other functions, by name."""
+        return self.calls.programs
+
     def find(self, target: ProbeTarget) -> Mapping[str, int]:
         """Descriptors of the programs that a file needs, by name. Any thread.
 
