@@ -9,10 +9,12 @@ from tests.support.compiler import CC
 
 from ingero.agent.capture.discover.processes import open_file
 from ingero.agent.capture.kernel.syscalls import bpf
+from ingero.agent.capture.probes import modes
 from ingero.agent.capture.probes.engine import EngineSettings
 from ingero.agent.capture.probes.torch import find_torch_target
 from ingero.agent.capture.symbols.gloo import GLOO
 from ingero.config.environment import ProbeMode
+from ingero.errors import UnsupportedError
 from ingero.model.events import GlooOp, Source
 
 pytestmark = pytest.mark.kernel
@@ -118,3 +120,20 @@ def test_who_catches_an_exception_returns_as_ever_and_the_call_inside_has_failed
     assert returned["rc"].tolist() == [0, 0]
     assert (returned["duration_ns"] > 0).all()
     assert len(engine.state.read_in_flight()) == 0
+
+
+def test_a_refusal_of_the_programs_of_cxx_is_not_remembered(torch, start_engine, monkeypatch):
+    engine = start_engine(EngineSettings(host_probes=()))
+    library = torch / "lib/libtorch_cpu.so"
+
+    def refuse(*_):
+        raise UnsupportedError("Cannot allocate memory")
+
+    with open_file(library) as opened:
+        target = find_torch_target(opened, str(library), Path("/"))
+        with monkeypatch.context() as patch:
+            patch.setattr(modes, "load_cxx", refuse)
+            with pytest.raises(UnsupportedError, match="memory"):
+                engine.attach(target, opened.reach)
+        assert engine.attach(target, opened.reach)
+    assert count_programs("cxx_") == 2

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.support.uncached import write_uncached
 
 from ingero.agent.capture.events import BUILDERS
 from ingero.agent.capture.kernel.abi import ProcessEvent, get_dtype
@@ -419,14 +420,8 @@ def test_time_lost_making_room_in_a_full_cgroup_is_told(as_gpu_process, tmp_path
 def test_a_page_that_has_to_be_read_from_a_disk_is_told_with_the_time_it_took(
     as_gpu_process, tmp_path
 ):
-    if os.major(tmp_path.stat().st_dev) == 0:
-        pytest.skip("the temporary folder is not on a block device")
     path, n_pages = tmp_path / "data", 64
-    with path.open("wb") as file:
-        file.write(os.urandom(n_pages * mmap.PAGESIZE))
-        file.flush()
-        os.fsync(file.fileno())
-        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    write_uncached(path, n_pages)
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as memory:
         memory.madvise(mmap.MADV_RANDOM)  # no read-ahead: every page waits for the disk
         engine = as_gpu_process("fault")

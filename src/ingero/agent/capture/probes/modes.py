@@ -195,7 +195,7 @@ class CallPrograms(Closing):
     def __init__(self, mode: ProbeMode, calls: BpfObject) -> None:
         self.mode, self.calls = mode, calls
         self._lock = threading.Lock()
-        self._cxx: BpfObject | UnsupportedError | None = None
+        self._cxx: BpfObject | None = None
 
     @property
     def maps(self) -> Mapping[str, BpfMap]:
@@ -216,23 +216,19 @@ class CallPrograms(Closing):
         if not any(FUNCTIONS[cookie].is_cxx for _, cookie in target.probes):
             return self.calls.programs
         with self._lock:
-            if self._cxx is None:
+            if self._cxx is None:  # also after a refusal, which may have been for want of memory
                 self._cxx = self._load()
-            if isinstance(self._cxx, UnsupportedError):
-                raise self._cxx
             return {**self.calls.programs, **self._cxx.programs}
 
-    def _load(self) -> BpfObject | UnsupportedError:
+    def _load(self) -> BpfObject:
         try:
             return load_cxx(self.mode, self.calls.maps)
-        except UnsupportedError as error:
-            return error
         finally:
             forget_names()
             trim_heap()  # of the kernel's types, which loading needs
 
     def close(self) -> None:
         """Free them; safe to call twice."""
-        if isinstance(self._cxx, BpfObject):
+        if self._cxx is not None:
             self._cxx.close()
         self.calls.close()
