@@ -184,19 +184,20 @@ def edetector(**changes):
     return run
 
 
+ONLY_BOTH = {"use_majority": False, "use_far": False, "use_sums": False}
+"""The rank bet and the pooled bet, and no other."""
+
 METHODS = (
     ("flat MAD (seed)", seed_mad),
     ("stage MAD, 5 %, 3 steps", stage_mad),
     ("best-relative < 0.75", best_relative),
     ("CUSUM on log-ratio", cusum),
     ("e: rank bet", edetector(use_pooled=False, use_majority=False)),
-    ("e: pooled bet", edetector(use_rank=False, use_majority=False)),
-    ("e: rank + pooled", edetector(use_majority=False, use_sums=False)),
-    (
-        "e: rank + pooled, no peeling",
-        edetector(use_majority=False, use_sums=False, use_peeling=False),
-    ),
+    ("e: pooled bet", edetector(use_rank=False, use_majority=False, use_far=False)),
+    ("e: rank + pooled", edetector(**ONLY_BOTH)),
+    ("e: rank + pooled, no peeling", edetector(**ONLY_BOTH, use_peeling=False)),
     ("e: all but the sums bet", edetector(use_sums=False)),
+    ("e: all but the far bet", edetector(use_far=False)),
     ("e: all bets (ingero)", edetector()),
 )
 """Name and function of every method, in the order of the table."""

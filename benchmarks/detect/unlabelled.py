@@ -85,13 +85,16 @@ def step_time_rows(settings):
             x, EDetectorSettings(**e, use_pooled=False, use_majority=False)
         ),
         "e: pooled bet": lambda x: _edetector_alarms(
-            x, EDetectorSettings(**e, use_rank=False, use_majority=False)
+            x, EDetectorSettings(**e, use_rank=False, use_majority=False, use_far=False)
         ),
         "e: rank + pooled": lambda x: _edetector_alarms(
-            x, EDetectorSettings(**e, use_majority=False, use_sums=False)
+            x, EDetectorSettings(**e, use_majority=False, use_far=False, use_sums=False)
         ),
         "e: rank + pooled, no peeling": lambda x: _edetector_alarms(
-            x, EDetectorSettings(**e, use_majority=False, use_sums=False, use_peeling=False)
+            x,
+            EDetectorSettings(
+                **e, use_majority=False, use_far=False, use_sums=False, use_peeling=False
+            ),
         ),
         "e: all bets (ingero)": lambda x: _edetector_alarms(x, EDetectorSettings(**e)),
     }

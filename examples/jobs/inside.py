@@ -16,7 +16,7 @@ FAULT = "INGERO_JOB_FAULT"
 FILE = "INGERO_JOB_FAULT_FILE"
 """The fault begins when there is such a file; one with `.seen` at its end answers that it has begun."""
 LOOK_EVERY_S = 0.05
-"""How often the file is looked for, however often a program asks: a rank is as fast as others until its fault begins."""
+"""How often the file is looked for, however often a program asks, so that a rank is as fast as others until then."""
 
 
 class Faults:

@@ -15,6 +15,7 @@ from ingero.detect.ranks.autocorrelation import BlockMeans
 from ingero.detect.ranks.e_values import POOLED_KAPPAS, RANK_KAPPAS
 from ingero.detect.ranks.edetector import EDetector
 from ingero.detect.ranks.settings import ALARM, NOTICE, EDetectorSettings
+from ingero.detect.ranks.wealth import FAR
 
 
 def detector(n_groups, n_peers, **changes):
@@ -31,7 +32,7 @@ def lognormal(seed, shape, sigma=0.03):
 
 
 def slow_dependence(history, limits, reach):
-    """τ of each tier for one group, from all residuals so far, oldest first."""
+    """τ of each tier for one group, and its far limit, from all residuals so far, oldest first."""
     m = len(history)
 
     def in_blocks(values, n_kept, width):
@@ -73,7 +74,9 @@ def slow_dependence(history, limits, reach):
         reach > limits[ALARM] or 3 * far > limits[ALARM],
         (2 * far if far else reach) > limits[NOTICE],
     ]
-    return [max(math.ceil(length), 2) if is_wide else 1 for is_wide in wide]
+    known = max(reach, 3 * far, 3 * sorted(spreads)[middle], limits[ALARM])
+    farthest = math.inf if wide[ALARM] and not far else known
+    return [max(math.ceil(length), 2) if is_wide else 1 for is_wide in wide], farthest
 
 
 @cache
@@ -87,6 +90,7 @@ def slow_edetector(costs, config):  # noqa: C901, PLR0912, PLR0915 - one loop th
     n_ops, m = costs.shape
     need = math.log(1 / config.alpha)
     s, half, rank, sums = (np.zeros((2, m)) for _ in range(4))
+    far, far_limit = np.zeros((2, m)), math.log1p(config.slowdowns[ALARM])
     clear, sums_peak = np.zeros((2, m)), np.zeros((2, m))
     alarmed, by_sums = np.zeros((2, m), bool), np.zeros((2, m), bool)
     tau, tau_then = [1, 1], np.ones((2, m))
@@ -108,7 +112,7 @@ def slow_edetector(costs, config):  # noqa: C901, PLR0912, PLR0915 - one loop th
 
     def evidence(tier, i):
         best = max(s[tier, i], half[tier, i], rank[tier, i])
-        return best / tau[tier] + math.log(0.3)
+        return max(best / tau[tier], far[tier, i]) + math.log(0.9 / 4)
 
     def with_sums(tier, i):
         return max(evidence(tier, i), sums[tier, i] / (1 + (tau[tier] - 1) / 8) + math.log(0.1))
@@ -117,7 +121,14 @@ def slow_edetector(costs, config):  # noqa: C901, PLR0912, PLR0915 - one loop th
         known = [sorted(own) for own in pool if len(own) >= 8]
         reach = [own[int(len(own) * 0.9) - 1] for own in known]
         typical = sorted(reach)[(len(reach) - 1) // 2] if reach else -math.inf
-        tau[:] = slow_dependence(history, [math.log1p(d) for d in config.slowdowns], typical)
+        nonlocal far_limit
+        limits = [math.log1p(d) for d in config.slowdowns]
+        tau[:], farthest = slow_dependence(history, limits, typical)
+        error = 1 + 1 / math.sqrt(2 * max(t // 8, 1))
+        if farthest > far_limit * error:
+            far[:] = 0.0
+        if farthest > far_limit * error or farthest * error < far_limit:
+            far_limit = farthest
         for tier in range(2):
             for i in range(m):
                 longer = tau[tier] > tau_then[tier, i]
@@ -183,6 +194,9 @@ def slow_edetector(costs, config):  # noqa: C901, PLR0912, PLR0915 - one loop th
                 s[tier, i] = max(s[tier, i], 0) + math.log((slow + slow_p) / 2)
                 half[tier, i] = max(half[tier, i], 0) + math.log(upper)
                 rank[tier, i] = max(rank[tier, i], 0) + math.log(slow)
+                v = np.float32(new[i] - far_limit)
+                beyond = bet(1 + sum(r >= v for r in past), len(past) + 1, POOLED_KAPPAS)
+                far[tier, i] = max(far[tier, i], 0) + math.log(beyond)
                 if alarmed[tier, i]:
                     clear[tier, i] = max(clear[tier, i], 0) + math.log((fast + fast_p) / 2)
             own[i] += costs[t, i]
@@ -217,7 +231,7 @@ def slow_edetector(costs, config):  # noqa: C901, PLR0912, PLR0915 - one loop th
                 elif before[tier, i] and clear[tier, i] >= need * tau[tier] and not lasts:
                     crossings.append((t, i, tier, False))
                     alarmed[tier, i] = by_sums[tier, i] = False
-                    s[tier, i] = half[tier, i] = rank[tier, i] = sums[tier, i] = 0.0
+                    s[tier, i] = half[tier, i] = rank[tier, i] = far[tier, i] = sums[tier, i] = 0.0
                 else:
                     continue
                 clear[tier, i] = 0.0
@@ -465,7 +479,12 @@ def heavy_stretches(seed, n_stretches, length, shape, sigma):
 
 def without_dependence(monkeypatch):
     monkeypatch.setattr(
-        BlockMeans, "count_as_one", lambda self, groups, *_: np.zeros((2, groups.size))
+        BlockMeans,
+        "count_as_one",
+        lambda self, groups, _, limits: (
+            np.zeros((2, groups.size)),
+            np.full(groups.size, limits[ALARM]),
+        ),
     )
 
 
@@ -501,6 +520,29 @@ def test_steps_that_are_heavy_as_a_whole_end_as_no_alarm(weighed, monkeypatch):
     )
 
 
+@pytest.mark.parametrize(("use_far", "at_least", "at_most"), [(True, 38, 40), (False, 0, 4)])
+def test_what_is_beyond_the_reach_of_shared_causes_is_found_soon(use_far, at_least, at_most):
+    """AR(1), 0.9, 20 %, and then one worker of four takes eight times as long for twelve operations."""
+    n_groups, n_before = 40, 150
+    costs = np.exp(autocorrelated(15, (n_before + 12, n_groups, 4), 0.9, 0.2)) * 1e8
+    costs[n_before:, :, 2] *= 8
+    found, groups = detector(n_groups, 4, use_far=use_far)
+    crossings = [c for c in feed(found, groups, costs) if c.op >= n_before]
+    alarms = [c.worker for c in crossings if c.is_alarm and c.tier == ALARM]
+    assert at_least <= alarms.count(2) == len(alarms) <= at_most
+    assert (found.persistence.block_length[ALARM] > 4).mean() > 0.9
+
+
+def test_the_far_bet_waits_until_it_is_known_how_far_shared_causes_reach():
+    """Residuals reach beyond δ from the start; means of eight operations are six differences later."""
+    costs = np.exp(autocorrelated(16, (48, 20, 4), 0.9, 0.2)) * 1e8
+    costs[30:, :, 2] *= 8
+    found, groups = detector(20, 4)
+    feed(found, groups, costs)
+    assert np.isinf(found.persistence.log_far).mean() >= 0.8
+    assert (found.wealth.slow[FAR] <= 0.0)[:, np.isinf(found.persistence.log_far)].all()
+
+
 def test_a_persistent_change_is_no_dependence():
     for factors in ((1.5, 1.0, 1.0, 1.0), (1.4, 1.4, 1.0, 1.0)):
         costs = lognormal(12, (600, 1, 4), sigma=0.02)
@@ -520,15 +562,20 @@ def test_a_worker_in_alarm_that_ties_with_its_own_past_is_weighed_against_the_ot
     assert {(c.worker, c.is_alarm) for c in crossings if c.tier == ALARM} == {(2, True)}
 
 
+def autocorrelated(seed, shape, phi, sigma):
+    noise = sigma * np.random.default_rng(seed).standard_normal(shape)
+    noise[1:] *= np.sqrt(1 - phi**2)
+    for t in range(1, noise.shape[0]):
+        noise[t] += phi * noise[t - 1]
+    return noise
+
+
 @pytest.mark.parametrize("weighed", [True, False])
 def test_noise_that_wanders_stays_within_the_budget_at_the_alarm_tier(weighed, monkeypatch):
     """AR(1), 0.9, 5 %: now and then a healthy worker is 10 % slow for tens of operations. Budget: 1e-5 × 1 200 000."""
     if not weighed:
         without_dependence(monkeypatch)
-    noise = 0.05 * np.random.default_rng(13).standard_normal((2000, 100, 6))
-    noise[1:] *= np.sqrt(1 - 0.9**2)
-    for t in range(1, noise.shape[0]):
-        noise[t] += 0.9 * noise[t - 1]
+    noise = autocorrelated(13, (2000, 100, 6), 0.9, 0.05)
     found, groups = detector(100, 6, alpha=1e-5)
     crossings = feed(found, groups, np.exp(noise) * 1e8)
     alarmed = {(c.group, c.worker) for c in crossings if c.is_alarm and c.tier == ALARM}

@@ -456,7 +456,7 @@ def test_a_rank_that_stops_reporting_is_left_out_after_the_patience():
     found = Judge(JudgeSettings(patience_ns=30 * NS_PER_S))
     for push in iter_pushes(TRACE, 2 * NS_PER_S):
         is_silenced = dict(TRACE.workers[push.worker].labels) == {"dp": "3", "stage": "1"}
-        if is_silenced and push.at_ns > 6 * NS_PER_S:
+        if is_silenced and push.at_ns > 4 * NS_PER_S:
             continue
         found.observe(push.runs, push.at_ns)
         found.settle(push.at_ns)

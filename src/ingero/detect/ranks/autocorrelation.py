@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ingero.detect.medians import medians_of_others
-from ingero.detect.ranks.settings import NOTICE
+from ingero.detect.ranks.settings import ALARM, NOTICE
 from ingero.detect.stacking import append_groups, as_slice, is_uniform
 from ingero.model.arrays import FloatArray, IntArray
 
@@ -107,8 +107,10 @@ class BlockMeans:
             self._coarse[n_ops[full] // BLOCK % _N_COARSE, whole] = self._sum[whole] / BLOCK
             self._sum[whole] = 0.0
 
-    def count_as_one(self, groups: IntArray, reach: FloatArray, limits: FloatArray) -> FloatArray:
-        """How many operations share one cause wherever causes reach beyond a limit.
+    def count_as_one(
+        self, groups: IntArray, reach: FloatArray, limits: FloatArray
+    ) -> tuple[FloatArray, FloatArray]:
+        """How many operations share one cause wherever causes reach beyond a limit, and how far they reach.
 
         Args:
             groups: Which groups, shape (g,).
@@ -117,7 +119,9 @@ class BlockMeans:
             limits: Log slowdown of each tier, shape (2,).
 
         Returns:
-            Shape (2, g): 0 where no shared cause reaches beyond the limit, so that every operation counts.
+            Shape (2, g): 0 where no shared cause reaches beyond the limit, so that every operation counts. And, shape
+            (g,), the log slowdown that neither single operations nor shared causes reach; the alarm tier's limit at
+            least.
         """
         length, steady = np.ones(groups.size), np.zeros(groups.size)
         quick = np.sort(self.spread(groups), axis=1)[:, (self.n_peers - 1) // 2]
@@ -127,7 +131,11 @@ class BlockMeans:
         is_wide = (reach > limits[:, None]) | (_REACH[:, None] * steady > limits[:, None])
         # The tier that pages is as careful about single operations as about shared causes.
         is_wide[NOTICE] &= (steady == 0.0) | (_REACH[NOTICE] * steady > limits[NOTICE])
-        return np.where(is_wide, np.ceil(length), 0.0)
+        far = np.maximum(
+            np.maximum(reach, _REACH[ALARM] * np.maximum(steady, quick)), limits[ALARM]
+        )
+        far[is_wide[ALARM] & (steady == 0.0)] = np.inf  # how far they reach is not known yet
+        return np.where(is_wide, np.ceil(length), 0.0), far
 
     def spread(self, groups: IntArray) -> FloatArray:
         """Standard deviation of each worker's block means, shape (g, m): a quick bound; 0 without blocks."""

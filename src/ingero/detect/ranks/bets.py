@@ -14,6 +14,7 @@ from ingero.detect.ranks.settings import MIN_PEERS, N_TIERS, EDetectorSettings
 from ingero.detect.ranks.wealth import (
     COMBINED,
     DRIFT,
+    FAR,
     LEADERS,
     MAJORITY,
     POOLED,
@@ -86,12 +87,12 @@ def pooled_bets(
     *,
     both_sides: bool,
 ) -> list[FloatArray]:
-    """E-values of residuals, shape (T, g, m), among the other peers' past ones.
+    """E-values of residuals, shape (T, g, m), among the other peers' past ones, at limits of shape (n, g, m).
 
     Returns:
-        Against "slow" and, if wanted, "fast"; each of shape (T, 2 tiers, g, m).
+        Against "slow" and, if wanted, "fast"; each of shape (T, n, g, m).
     """
-    shape = (residuals.shape[0], N_TIERS, *residuals.shape[1:])
+    shape = (residuals.shape[0], len(log_limits), *residuals.shape[1:])
     is_known = np.broadcast_to(~np.isnan(residuals)[:, None], shape)
     queries = np.where(is_known, np.nan_to_num(residuals)[:, None] - log_limits, 0.0)
     counts, n_past = past.count_beyond(groups, queries, both_sides=both_sides)
@@ -110,8 +111,9 @@ def place_bets(
     Args:
         settings: Which bets are placed.
         positions: Among peers.
-        pooled: As `pooled_bets` returns them.
+        pooled: As `pooled_bets` returns them at the limits of both tiers, and at the far limit if that bet is placed.
     """
+    far, pooled = pooled[0][:, N_TIERS:], [both[:, :N_TIERS] for both in pooled]
     shape = positions.residuals.shape
 
     def by_time(e_values: FloatArray) -> FloatArray:
@@ -125,6 +127,8 @@ def place_bets(
     combined = [_combine(settings, *both) for both in zip(ranked, pooled, strict=True)]
     slow[:, COMBINED] = combined[0]
     slow[:, POOLED] = pooled[0]
+    if settings.has_far:
+        slow[:, FAR] = far
     if settings.use_rank:
         slow[:, RANK] = ranked[0]
     if settings.has_majority:

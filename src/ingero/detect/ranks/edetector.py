@@ -13,10 +13,11 @@ detection").
 A worker in alarm at the alarm tier leaves the reference of the others until it clears (peeling); otherwise a second
 slow worker in the group is never first and never found.
 
-One process is the mean of both, one the rank bet alone, which grows steadily where the gap is small. Two more are:
+One process is the mean of both, one the rank bet alone, which grows steadily where the gap is small. Three more are:
 
 - *Majority bet*: it stands in the upper half of its peers. Two slow workers of a group of four hide from both bets
   above, each behind the other; each of them is in the upper half every time. Needs no more than the rank bet.
+- *Far bet*: its residual is beyond those that shared causes bring about. A pooled bet at a limit of its own.
 - *Sums bet*: the mean of the rank and pooled bets on the sums of eight operations (`ingero.detect.ranks.sums`). A
   worker that is slow in one operation of ten loses with the bets above in the nine others what it wins in that one. An
   alarm that it alone raised clears only once its wealth has lost again what makes an alarm: in most operations such a
@@ -24,8 +25,9 @@ One process is the mean of both, one the rank bet alone, which grows steadily wh
 
 All bets count operations as new evidence, yet a heavy batch is heavy twice, and a heavy step for hundreds of
 operations. Where causes that operations share reach beyond δ, wealth counts with its τ-th root, τ being the effective
-block length (`ingero.detect.ranks.autocorrelation`). An alarm whose evidence no longer suffices once τ is known to be
-longer is retracted.
+block length (`ingero.detect.ranks.autocorrelation`). The far bet is against "at most as slow as such causes make the
+typical worker", so its wealth counts operation by operation; it starts anew when that turns out to be more. An alarm
+whose evidence no longer suffices once τ is known to be longer is retracted.
 
 δ is what the settings say; the notice tier's may be raised to the persistent bias of a worker's peers
 (`ingero.detect.ranks.persistence`), always before the operations that are judged by it.
@@ -52,6 +54,7 @@ from ingero.detect.ranks.settings import ALARM, N_TIERS, EDetectorSettings
 from ingero.detect.ranks.sums import SpanBets, SpanSums
 from ingero.detect.ranks.wealth import (
     DRIFT,
+    FAR,
     MAJORITY,
     POOLED,
     RANK,
@@ -213,7 +216,8 @@ class EDetector:
             stale = self.persistence.find_due(due, self.n_ops[due])
             if stale.size:
                 reach = self._past.typical_reach(stale)
-                self.persistence.estimate(stale, self.n_ops[stale], reach)
+                is_farther = self.persistence.estimate(stale, self.n_ops[stale], reach)
+                self.wealth.slow[FAR, :, stale[is_farther]] = 0.0
                 lost = self._retract(stale)
             self._past.sort(due, self.n_ops[due], self._peeled(due))
         if self._sums is not None:
@@ -250,6 +254,9 @@ class EDetector:
         residuals = positions.residuals
         if self.settings.use_pooled:
             log_limits = self.persistence.log_limits[:, here]
+            if self.settings.has_far:
+                far = np.broadcast_to(self.persistence.log_far[here, None], log_limits.shape[1:])
+                log_limits = np.concatenate([log_limits, far[None]])
             pooled = pooled_bets(self._past, groups, residuals, log_limits, both_sides=both_sides)
         else:
             ones = np.ones((residuals.shape[0], N_TIERS, *residuals.shape[1:]))
@@ -284,7 +291,7 @@ class EDetector:
         before, at = self.n_ops[groups], taken - 1  # the last operation of each group's block
         self._past.store(groups, before, residuals, taken)
         self._note_means(groups, costs, residuals, taken)
-        self.wealth.store(here, growth, at, was)
+        self.wealth.store(here, growth, at, was, self.persistence.block_length[:, here, None])
         if on_sums is not None and self._sums is not None:
             self._sums.store(groups, before, on_sums, taken)
         if of_sums is not None:
@@ -325,7 +332,8 @@ class EDetector:
             group = int(groups[g])
             is_alarm = not alarms.in_alarm[tier, group, worker]
             slow = wealth.slow[:, tier, group, worker]
-            best_other = wealth.log_evidence_of(slow[:SUMS].max(), block_length[tier, group])
+            length = block_length[tier, group]
+            best_other = wealth.log_evidence_of(max(slow[:FAR].max(), slow[FAR] * length), length)
             by_sums = is_alarm and bool(best_other < self.settings.log_threshold)
             was_by_sums = bool(alarms.by_sums[tier, group, worker])
             peaks = wealth.sums_peak if was_by_sums else wealth.peak

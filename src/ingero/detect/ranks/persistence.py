@@ -23,10 +23,10 @@ from typing import Final
 import numpy as np
 
 from ingero.detect.medians import row_medians
-from ingero.detect.ranks.autocorrelation import BlockMeans
-from ingero.detect.ranks.settings import N_TIERS, NOTICE, EDetectorSettings
+from ingero.detect.ranks.autocorrelation import BLOCK, BlockMeans
+from ingero.detect.ranks.settings import ALARM, N_TIERS, NOTICE, EDetectorSettings
 from ingero.detect.stacking import append_groups
-from ingero.model.arrays import FloatArray, IntArray
+from ingero.model.arrays import BoolArray, FloatArray, IntArray
 
 MIN_OTHERS: Final = 5
 """Peers with a persistent residual below which their spread says nothing."""
@@ -47,6 +47,8 @@ class Persistence:
         block_length: τ, how many operations count as one, shape (2 tiers, G).
         limits: δ of each worker now, shape (2 tiers, G, m).
         log_limits: log(1 + δ), same shape.
+        log_far: Log of the slowdown beyond which shared causes do not reach, shape (G,); that of the alarm tier's δ at
+            least. What is beyond it counts operation by operation.
     """
 
     def __init__(self, n_peers: int, settings: EDetectorSettings) -> None:
@@ -55,6 +57,7 @@ class Persistence:
         self.block_length: FloatArray = np.ones((N_TIERS, 0))
         self.limits: FloatArray = np.zeros((N_TIERS, 0, n_peers))
         self.log_limits: FloatArray = np.zeros((N_TIERS, 0, n_peers))
+        self.log_far: FloatArray = np.zeros(0)
         self._estimated_at: IntArray = np.zeros(0, np.int64)
 
     def add_groups(self, n_groups: int) -> None:
@@ -65,6 +68,7 @@ class Persistence:
         self.limits = append_groups(self.limits, n_groups, 1)
         self.log_limits = append_groups(self.log_limits, n_groups, 1)
         self._estimated_at = append_groups(self._estimated_at, n_groups)
+        self.log_far = append_groups(self.log_far, n_groups, 0, self._settings.log_slowdowns[ALARM])
         self.limits[:, first:] = self._settings.slowdowns[:, None, None]
         self.log_limits[:, first:] = self._settings.log_slowdowns[:, None, None]
 
@@ -74,18 +78,32 @@ class Persistence:
         is_due = since >= np.clip(self._estimated_at[groups] // 4, 1, _ESTIMATE_EVERY)
         return np.asarray(groups[is_due])
 
-    def estimate(self, groups: IntArray, n_ops: IntArray, reach: FloatArray) -> None:
-        """Estimate some groups anew; arguments of shape (g,), ``reach`` as in `BlockMeans.count_as_one`."""
+    def estimate(self, groups: IntArray, n_ops: IntArray, reach: FloatArray) -> BoolArray:
+        """Estimate some groups anew; arguments of shape (g,), ``reach`` as in `BlockMeans.count_as_one`.
+
+        Returns:
+            Whose far limit is greater than before, shape (g,).
+        """
         settings = self._settings
-        length = self.means.count_as_one(groups, reach, settings.log_slowdowns)
+        length, log_far = self.means.count_as_one(groups, reach, settings.log_slowdowns)
         at_least = np.where(length > 0, np.maximum(length, settings.dependent_ops), 1.0)
         self.block_length[:, groups] = at_least
         self._estimated_at[groups] = n_ops
+        is_farther = self._move_far(groups, n_ops, log_far)
         if settings.notice_spread:
             levels, bounds = self.means.levels(groups), settings.slowdowns
             raised = limits_from_peers(levels, settings.notice_spread, bounds[NOTICE], max(bounds))
             self.limits[NOTICE, groups] = raised
             self.log_limits[NOTICE, groups] = np.log1p(raised)
+        return is_farther
+
+    def _move_far(self, groups: IntArray, n_ops: IntArray, log_far: FloatArray) -> BoolArray:
+        """Let the far limit follow its estimate, by more than the estimate's standard error; returns where it rose."""
+        error = 1.0 + 1.0 / np.sqrt(2.0 * np.maximum(n_ops // BLOCK, 1))
+        held = self.log_far[groups]
+        is_farther = log_far > held * error
+        self.log_far[groups] = np.where(is_farther | (log_far * error < held), log_far, held)
+        return np.asarray(is_farther)
 
 
 def limits_from_peers(levels: FloatArray, multiple: float, low: float, high: float) -> FloatArray:

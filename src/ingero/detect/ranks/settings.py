@@ -37,6 +37,7 @@ class EDetectorSettings:
         use_pooled: Place the pooled bet.
         use_peeling: Take workers in alarm out of the reference.
         use_majority: Place the majority bet; a rank bet too, so never without those.
+        use_far: Place the far bet; a pooled bet too, so never without that.
         use_sums: Place the sums bet; never without both of the first two.
         dependent_ops: Least effective block length where shared causes in residuals reach beyond δ.
         notice_spread: The notice tier's δ is raised to this many standard deviations of the persistent bias of the
@@ -51,6 +52,7 @@ class EDetectorSettings:
     use_pooled: bool = True
     use_peeling: bool = True
     use_majority: bool = True
+    use_far: bool = True
     use_sums: bool = True
     dependent_ops: int = 2
     notice_spread: float = 0.0
@@ -80,6 +82,11 @@ class EDetectorSettings:
         return self.use_majority and self.use_rank
 
     @property
+    def has_far(self) -> bool:
+        """Whether the far bet is placed."""
+        return self.use_far and self.use_pooled
+
+    @property
     def has_sums(self) -> bool:
         """Whether the sums bet is placed."""
         return self.use_sums and self.use_rank and self.use_pooled
@@ -87,6 +94,6 @@ class EDetectorSettings:
     @property
     def log_weights(self) -> FloatArray:
         """Natural logs of the budget's shares of the first processes, which are alike, and of the sums bet's."""
-        n_alike = 1 + (self.use_rank and self.use_pooled) + self.has_majority
+        n_alike = 1 + (self.use_rank and self.use_pooled) + self.has_majority + self.has_far
         for_sums = SUMS_BUDGET if self.has_sums else 0.0
         return np.log([(1.0 - for_sums) / n_alike, SUMS_BUDGET])

@@ -19,11 +19,12 @@ from ingero.model.arrays import BoolArray, FloatArray, IntArray
 COMBINED: Final = 0
 RANK: Final = 1
 MAJORITY: Final = 2
-SUMS: Final = 3
-POOLED: Final = 4
-DRIFT: Final = 5
-LEADERS: Final = (COMBINED, RANK, MAJORITY, SUMS, COMBINED, DRIFT)
-"""Rows of wealth, the four processes that raise alarms first: the row by whose value each row starts anew."""
+FAR: Final = 3
+SUMS: Final = 4
+POOLED: Final = 5
+DRIFT: Final = 6
+LEADERS: Final = (COMBINED, RANK, MAJORITY, FAR, SUMS, COMBINED, DRIFT)
+"""Rows of wealth, the five processes that raise alarms first: the row by whose value each row starts anew."""
 DATED: Final = (DRIFT, SUMS)
 """Rows whose current runs' beginnings are kept: where a slowdown began, and by the sums bet."""
 
@@ -33,7 +34,7 @@ class Bets:
     """Log e-values of a block.
 
     Attributes:
-        slow: Against "at most δ slower": a row for each of ``LEADERS``, shape (T, 6, 2 tiers, g, m); 0 where there
+        slow: Against "at most δ slower": a row for each of ``LEADERS``, shape (T, 7, 2 tiers, g, m); 0 where there
             was nothing to bet on. The last holds residuals less half of log(1 + δ).
         fast: Combined against "at least δ slower", shape (T, 1, 2 tiers, g, m); None while no worker is in alarm.
     """
@@ -97,9 +98,9 @@ class Wealth:
             1/(w α).
 
     Attributes:
-        slow: Natural logs, shape (6, 2 tiers, G, m), rows as ``LEADERS``: of the rank and pooled bets together, of the
-            rank bet, of the majority bet, of the sums bet; of the pooled bet in the run of the first; and the change
-            point's sum.
+        slow: Natural logs, shape (7, 2 tiers, G, m), rows as ``LEADERS``: of the rank and pooled bets together, of the
+            rank bet, of the majority bet, of the far bet, of the sums bet; of the pooled bet in the run of the first;
+            and the change point's sum.
         fast: Natural log of what betting on "fast again" has grown to since the alarm, shape (1, 2 tiers, G, m).
         peak: Greatest of the processes but the sums bet's while in alarm, else their value now, shape (2 tiers, G, m).
         sums_peak: Greatest of the sums bet's wealth in alarms that it alone raised, same shape.
@@ -122,7 +123,7 @@ class Wealth:
 
     def log_evidence(self, wealth: FloatArray, block_length: FloatArray) -> FloatArray:
         """Natural log of the evidence that wealth is, rows on the axis before (2 tiers, g, m)."""
-        others = self.log_evidence_of(greatest(wealth), block_length)
+        others = self.log_evidence_of(greatest(wealth, block_length), block_length)
         sums = self.log_evidence_of(wealth[..., SUMS, :, :, :], block_length, by_sums=True)
         return np.maximum(others, sums)
 
@@ -143,13 +144,18 @@ class Wealth:
         return Growth(slow, accumulate(self.fast[:, :, here], gains)[0], starts)
 
     def store(
-        self, here: slice | IntArray, growth: Growth, at: IntArray, was_in_alarm: BoolArray
+        self,
+        here: slice | IntArray,
+        growth: Growth,
+        at: IntArray,
+        was_in_alarm: BoolArray,
+        block_length: FloatArray,
     ) -> None:
         """Keep the wealth that each group had after one operation of the block, ``at`` of shape (g,)."""
         self.slow[:, :, here] = pick_time(growth.slow, at)
         if growth.fast is not None:
             self.fast[:, :, here] = pick_time(growth.fast, at)
-        best = greatest(growth.slow)
+        best = greatest(growth.slow, block_length)
         now = pick_time(best, at)
         if was_in_alarm.any():
             highest = pick_time(np.maximum.accumulate(best, axis=0), at)
@@ -165,6 +171,10 @@ def count_spans(block_length: FloatArray | float) -> FloatArray:
     return np.asarray(1.0 + (np.asarray(block_length) - 1.0) / SPAN_OPS)
 
 
-def greatest(wealth: FloatArray) -> FloatArray:
-    """The greatest of the processes but the sums bet's; rows stand on the axis before (2 tiers, g, m)."""
-    return np.asarray(wealth[..., :SUMS, :, :, :].max(axis=-4))
+def greatest(wealth: FloatArray, block_length: FloatArray) -> FloatArray:
+    """The greatest of the processes but the sums bet's; rows stand on the axis before (2 tiers, g, m).
+
+    The far bet's counts as if it were one of the others, which lose the root: operation by operation.
+    """
+    near = wealth[..., :FAR, :, :, :].max(axis=-4)
+    return np.asarray(np.maximum(near, wealth[..., FAR, :, :, :] * block_length))
