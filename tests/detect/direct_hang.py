@@ -59,12 +59,16 @@ class DirectHang:
             op.peer is None
             and any(self.left(rank, op.group, op.seq) for rank in peers)
             and all(self.entered(rank, op.group, op.seq) is not False for rank in peers)
+            and not self.find_stopped_in(peers, op)
         )
+
+    def find_stopped_in(self, ranks, op):
+        known = {m for m in ranks if m in self.states and self.states[m].is_stopped}
+        return {m for m in known if not self.left(m, op.group, op.seq)}
 
     def find_stopped(self, waiting):
         found = {}
-        for state in waiting.values():
-            op = state.pending[0]
+        for op in sorted((s.pending[0] for s in waiting.values()), key=lambda op: op.seq):
             for rank in self.groups[op.group].ranks:
                 is_stopped = rank in self.states and self.states[rank].is_stopped
                 if is_stopped and not self.left(rank, op.group, op.seq):
@@ -99,6 +103,7 @@ class DirectHang:
         else:
             behind = {m for m in members if m not in self.states}
             behind |= {m for m in members if self.entered(m, op.group, op.seq) is False}
+            behind = behind or self.find_stopped_in(members, op)
             behind = behind or {m for m in members if not self.is_held_in(m, op)}
             self.note(op, behind)
         return behind | {m for m in members if m in stuck}

@@ -93,6 +93,19 @@ def test_stopped_rank_is_the_root_wherever_it_was_stopped():
         assert root.blocks == (0, 1, 3)
 
 
+def test_rank_that_is_in_one_operation_with_a_stopped_one_waits_for_it_though_others_left():
+    """A ring: what a rank needs of its neighbour the others may have had already."""
+    report = find_hang([
+        *(state(rank, {"0": 9}, {"0": 8}, ("0", 9)) for rank in (0, 1)),
+        state(2, {"0": 8}, {"0": 7}, ("0", 8)),
+        replace(state(3, {"0": 8}, {"0": 7}, ("0", 8)), is_stopped=True),
+    ])
+    (root,) = report.roots
+    assert (root.rank, root.cause, root.missing_seq) == (3, HangCause.STOPPED, 8)
+    assert root.blocks == (0, 1, 2)
+    assert report.deadlocks == ()
+
+
 def test_stopped_rank_that_left_what_others_wait_in_is_not_waited_for():
     ahead = replace(state(2, {"0": 9}, {"0": 9}), is_stopped=True)
     report = find_hang([

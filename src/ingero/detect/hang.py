@@ -65,6 +65,7 @@ class _Job:
 
     def __init__(self, states: Iterable[RankState]) -> None:
         self.states = {state.rank: state for state in states}
+        self.stopped = {rank for rank, state in self.states.items() if state.is_stopped}
         self.groups: dict[str, StoppedGroup] = {}
         for state in self.states.values():
             self.groups.update(state.groups)
@@ -125,7 +126,7 @@ class _Job:
         return left is not None and left >= op.seq
 
     def is_stuck(self, state: RankState) -> bool:
-        """Whether the first operation it is in is one that a peer has left and every member entered.
+        """Whether a peer has left the first operation it is in, which every member entered and no stopped one is in.
 
         A member that need not wait for all, such as one that only sends, leaves before the last one enters. Where
         leaving may also mean an error, each member must be known to have entered.
@@ -139,7 +140,8 @@ class _Job:
         n_left = members.count_left(first.seq) - (is_member and self.has_left(rank, first))
         n_absent = members.count_absent(first.seq) - (is_member and own is False)
         n_unknown = members.count_unknown() - (is_member and own is None)
-        return n_left > 0 and n_absent == 0 and (state.sees_p2p or n_unknown == 0)
+        is_held = any(not self.has_left(one, first) for one in self.stopped & members.ranks)
+        return n_left > 0 and n_absent == 0 and (state.sees_p2p or n_unknown == 0) and not is_held
 
     def find_disputed(self) -> set[int]:
         """Ranks that entered different operations, none of which most entered, where somebody waits there or behind."""
@@ -163,10 +165,9 @@ class _Job:
     def find_stopped(self, waiting: Mapping[int, RankState]) -> dict[int, _Missed]:
         """Stopped ranks, each with the first operation of theirs that a rank waits in which is not stopped."""
         found: dict[int, _Missed] = {}
-        stopped = {rank for rank, state in self.states.items() if state.is_stopped}
         firsts = {_key_of(state.pending[0]): state.pending[0] for state in waiting.values()}
-        for op in firsts.values() if stopped else ():
-            for member in stopped & self.get_members(op.group).ranks:
+        for op in sorted(firsts.values(), key=lambda op: op.seq) if self.stopped else ():
+            for member in self.stopped & self.get_members(op.group).ranks:
                 if not self.has_left(member, op):
                     why = _Missed(HangCause.STOPPED, self.groups[op.group], op.seq)
                     found.setdefault(member, why)
@@ -428,8 +429,9 @@ class _Targets:
         if is_beyond:
             missed = behind - job.mismatches[op.group].entered.keys()
         else:
-            # Where all entered, a rank that is still in something earlier holds the rest.
-            behind = missed = behind or members - job.first_in[_key_of(op)]
+            # Where all entered, a stopped rank or one that is still in something earlier holds the rest.
+            stopped = frozenset(m for m in job.stopped & members if not job.has_left(m, op))
+            behind = missed = behind or stopped or members - job.first_in[_key_of(op)]
         _note_missed(job, op, missed, self._missed)
         return behind | (members & self._stuck)
 
