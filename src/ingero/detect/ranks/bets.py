@@ -10,7 +10,7 @@ import numpy as np
 from ingero.detect.medians import leave_one_out_median
 from ingero.detect.ranks.e_values import POOLED_KAPPAS, RANK_KAPPAS, grid_bet, majority_bet
 from ingero.detect.ranks.past_residuals import PastResiduals
-from ingero.detect.ranks.settings import MIN_PEERS, N_TIERS, EDetectorSettings
+from ingero.detect.ranks.settings import ALARM, MIN_PEERS, N_TIERS, EDetectorSettings
 from ingero.detect.ranks.wealth import (
     COMBINED,
     DRIFT,
@@ -111,7 +111,8 @@ def place_bets(
     Args:
         settings: Which bets are placed.
         positions: Among peers.
-        pooled: As `pooled_bets` returns them at the limits of both tiers, and at the far limit if that bet is placed.
+        pooled: As `pooled_bets` returns them at the limits of both tiers; at the far limit too where it is not the
+            alarm tier's.
     """
     far, pooled = pooled[0][:, N_TIERS:], [both[:, :N_TIERS] for both in pooled]
     shape = positions.residuals.shape
@@ -128,7 +129,7 @@ def place_bets(
     slow[:, COMBINED] = combined[0]
     slow[:, POOLED] = pooled[0]
     if settings.has_far:
-        slow[:, FAR] = far
+        slow[:, FAR] = far if far.size else pooled[0][:, [ALARM]]
     if settings.use_rank:
         slow[:, RANK] = ranked[0]
     if settings.has_majority:

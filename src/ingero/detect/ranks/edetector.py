@@ -254,9 +254,10 @@ class EDetector:
         residuals = positions.residuals
         if self.settings.use_pooled:
             log_limits = self.persistence.log_limits[:, here]
-            if self.settings.has_far:
-                far = np.broadcast_to(self.persistence.log_far[here, None], log_limits.shape[1:])
-                log_limits = np.concatenate([log_limits, far[None]])
+            far = self.persistence.log_far[here]
+            if self.settings.has_far and (far != self.settings.log_slowdowns[ALARM]).any():
+                of_workers = np.broadcast_to(far[:, None], log_limits.shape[1:])
+                log_limits = np.concatenate([log_limits, of_workers[None]])
             pooled = pooled_bets(self._past, groups, residuals, log_limits, both_sides=both_sides)
         else:
             ones = np.ones((residuals.shape[0], N_TIERS, *residuals.shape[1:]))
