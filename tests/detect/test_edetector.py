@@ -534,7 +534,7 @@ def test_what_is_beyond_the_reach_of_shared_causes_is_found_soon(use_far, at_lea
 
 
 def test_the_far_bet_waits_until_it_is_known_how_far_shared_causes_reach():
-    """Residuals reach beyond δ from the start; means of eight operations are six differences later."""
+    """Residuals reach beyond δ from the start; how far means of eight reach shows in six differences of them."""
     costs = np.exp(autocorrelated(16, (48, 20, 4), 0.9, 0.2)) * 1e8
     costs[30:, :, 2] *= 8
     found, groups = detector(20, 4)

@@ -25,6 +25,7 @@ class GroupMembers:
         )
         self._by_entered = [rank for rank, _ in known]
         self._entered = [seq for _, seq in known]
+        self._left_by = left
         self._left = sorted(left[rank] for rank in self.ranks if rank in left)
 
     def count_unknown(self) -> int:
@@ -42,3 +43,7 @@ class GroupMembers:
     def count_left(self, seq: int) -> int:
         """Members that are known to have left a collective."""
         return len(self._left) - bisect_left(self._left, seq)
+
+    def find_held(self, ranks: frozenset[int], seq: int) -> frozenset[int]:
+        """Which of some ranks are members that are not known to have left a collective."""
+        return frozenset(r for r in ranks & self.ranks if self._left_by.get(r, seq - 1) < seq)

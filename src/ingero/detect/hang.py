@@ -65,7 +65,7 @@ class _Job:
 
     def __init__(self, states: Iterable[RankState]) -> None:
         self.states = {state.rank: state for state in states}
-        self.stopped = {rank for rank, state in self.states.items() if state.is_stopped}
+        self.stopped = frozenset(r for r, state in self.states.items() if state.is_stopped)
         self.groups: dict[str, StoppedGroup] = {}
         for state in self.states.values():
             self.groups.update(state.groups)
@@ -76,9 +76,8 @@ class _Job:
             for op in state.pending
             if op.peer is not None
         }
-        self.known = {rank for group in self.groups.values() for rank in group.ranks} | set(
-            self.states
-        )
+        named = {rank for group in self.groups.values() for rank in group.ranks}
+        self.known = named | self.states.keys()
         self.mismatches = find_mismatches(self.states.values())
         self.first_in: dict[_Key, set[int]] = defaultdict(set)
         for state in self.states.values():
@@ -140,8 +139,8 @@ class _Job:
         n_left = members.count_left(first.seq) - (is_member and self.has_left(rank, first))
         n_absent = members.count_absent(first.seq) - (is_member and own is False)
         n_unknown = members.count_unknown() - (is_member and own is None)
-        is_held = any(not self.has_left(one, first) for one in self.stopped & members.ranks)
-        return n_left > 0 and n_absent == 0 and (state.sees_p2p or n_unknown == 0) and not is_held
+        is_left_by_some = n_left > 0 and n_absent == 0 and (state.sees_p2p or n_unknown == 0)
+        return is_left_by_some and not members.find_held(self.stopped, first.seq)
 
     def find_disputed(self) -> set[int]:
         """Ranks that entered different operations, none of which most entered, where somebody waits there or behind."""
@@ -167,10 +166,8 @@ class _Job:
         found: dict[int, _Missed] = {}
         firsts = {_key_of(state.pending[0]): state.pending[0] for state in waiting.values()}
         for op in sorted(firsts.values(), key=lambda op: op.seq) if self.stopped else ():
-            for member in self.stopped & self.get_members(op.group).ranks:
-                if not self.has_left(member, op):
-                    why = _Missed(HangCause.STOPPED, self.groups[op.group], op.seq)
-                    found.setdefault(member, why)
+            for member in self.get_members(op.group).find_held(self.stopped, op.seq):
+                found.setdefault(member, _Missed(HangCause.STOPPED, self.groups[op.group], op.seq))
         return found
 
     def is_beyond_mismatch(self, op: PendingOp) -> bool:
@@ -425,15 +422,15 @@ class _Targets:
 
     def _note(self, op: PendingOp, behind: frozenset[int], *, is_beyond: bool) -> frozenset[int]:
         """Note where those are missed that are behind, and add those that are stuck."""
-        job, members = self._job, self._job.get_members(op.group).ranks
+        job, members = self._job, self._job.get_members(op.group)
         if is_beyond:
             missed = behind - job.mismatches[op.group].entered.keys()
         else:
             # Where all entered, a stopped rank or one that is still in something earlier holds the rest.
-            stopped = frozenset(m for m in job.stopped & members if not job.has_left(m, op))
-            behind = missed = behind or stopped or members - job.first_in[_key_of(op)]
+            held = members.find_held(job.stopped, op.seq)
+            behind = missed = behind or held or members.ranks - job.first_in[_key_of(op)]
         _note_missed(job, op, missed, self._missed)
-        return behind | (members & self._stuck)
+        return behind | (members.ranks & self._stuck)
 
     def _find_peers(self, rank: int, op: PendingOp) -> frozenset[int]:
         """Whom the rank waits for in a point-to-point operation, and in all that ends with it as one batch."""

@@ -63,6 +63,7 @@ from ingero.detect.ranks.wealth import (
     Growth,
     Wealth,
     count_spans,
+    greatest,
 )
 from ingero.detect.stacking import append_groups, as_slice, is_uniform, pick_time
 from ingero.model.arrays import BoolArray, FloatArray, IntArray
@@ -334,7 +335,7 @@ class EDetector:
             is_alarm = not alarms.in_alarm[tier, group, worker]
             slow = wealth.slow[:, tier, group, worker]
             length = block_length[tier, group]
-            best_other = wealth.log_evidence_of(max(slow[:FAR].max(), slow[FAR] * length), length)
+            best_other = wealth.log_evidence_of(greatest(slow[:, None, None, None], length), length)
             by_sums = is_alarm and bool(best_other < self.settings.log_threshold)
             was_by_sums = bool(alarms.by_sums[tier, group, worker])
             peaks = wealth.sums_peak if was_by_sums else wealth.peak
