@@ -181,6 +181,26 @@ def test_protected_nodes_and_windows_stop_an_action():
 
 
 @pytest.mark.parametrize(
+    ("pattern", "name", "is_protected"),
+    [
+        ("login1", "login1", True),
+        ("login1", "LOGIN1", True),
+        ("Login*", "login7", True),
+        ("login1", "login1.example.org", True),
+        ("login1.example.org", "login1", True),
+        ("login*.Example.org", "login7", True),
+        ("login1.example.org", "login1.elsewhere.org", False),
+        ("login1.example.org", "login2", False),
+        ("login1", "login10", False),
+        ("login1", "login10.example.org", False),
+    ],
+)
+def test_a_protected_node_is_known_by_its_short_and_its_full_name(pattern, name, is_protected):
+    brakes = build_config(brakes=f"protected_nodes: ['{pattern}']").brakes
+    assert brakes.protects(name) == is_protected
+
+
+@pytest.mark.parametrize(
     ("window", "hour", "is_in"),
     [
         ({}, 0, True),

@@ -168,7 +168,8 @@ class BrakesConfig(StrictModel):
     )
     protected_nodes: tuple[NodePattern, ...] = Field(
         default=(),
-        description="Nodes that are never acted on; * and ? match, and a range such as [01-16] is refused.",
+        description="Nodes that are never acted on, by their short or full names, in any case; * and ? match, and a"
+        " range such as [01-16] is refused.",
     )
     maintenance: tuple[WindowConfig, ...] = Field(
         default=(), description="When nothing is acted on, because people work on the cluster."
@@ -189,8 +190,18 @@ class BrakesConfig(StrictModel):
         return next((one for one in files if Path(one).exists()), "")
 
     def protects(self, name: str) -> bool:
-        """Whether a node is never acted on."""
-        return any(fnmatch.fnmatchcase(name, pattern) for pattern in self.protected_nodes)
+        """Whether a node is never acted on.
+
+        Host names have no case, and the scheduler may know a node by its first label where the list has all of them, or
+        the other way round.
+        """
+        name, patterns = name.lower(), [pattern.lower() for pattern in self.protected_nodes]
+        short = name.partition(".")[0]
+        if short == name:
+            patterns += [pattern.partition(".")[0] for pattern in patterns]
+        return any(
+            fnmatch.fnmatchcase(one, pattern) for one in (name, short) for pattern in patterns
+        )
 
 
 class SlurmConfig(StrictModel):
