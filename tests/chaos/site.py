@@ -128,9 +128,9 @@ class Site:
 
     def cut(self, at, *, is_cut):
         """Take the network of a Fleet away, or give it back."""
-        subprocess.run(
-            ["ip", "link", "set", f"ig{os.getpid()}v{at}", "down" if is_cut else "up"], check=True
-        )
+        host = self.cluster.hosts[at]
+        state = "down" if is_cut else "up"
+        subprocess.run([*host.bridge, "ip", "link", "set", host.port, state], check=True)
 
     def step_clock(self, seconds):
         """Step the wall clock of the Fleet that only receives."""
