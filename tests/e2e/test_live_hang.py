@@ -13,6 +13,7 @@ from ingero.model.progress import RankProgress
 from ingero.otlp.codec import encode_protobuf
 from ingero.testing.fleet import build_fleet_config
 from ingero.testing.waiting import wait_until
+from ingero.units import NS_PER_S
 from ingero.wire.collectives import build_collectives
 from ingero.wire.progress import build_progress
 
@@ -37,6 +38,12 @@ def push(agents, export):
     return answer
 
 
+def standing(rank, still_ns):
+    """Rank 2 did not enter operation 10."""
+    entered = 9 if rank.rank == 2 else 10
+    return RankProgress(rank, COMM, rank.rank, N, entered, 9, CollectiveOp.ALL_REDUCE, still_ns)
+
+
 def test_rank_that_never_arrived_is_named_on_the_command_line():
     with fleet_and_agents(build_fleet_config(nccl={"judge_interval": "100ms"})) as agents:
         ops = np.zeros(1, COLLECTIVE_OP)
@@ -48,27 +55,19 @@ def test_rank_that_never_arrived_is_named_on_the_command_line():
                 [CollectiveRun(rank, COMM, rank.rank, N, ClockKind.SYNC, ops) for rank in ranks], 1
             ),
         )
-        push(
-            agents,
-            build_progress(
-                [
-                    RankProgress(
-                        rank, COMM, rank.rank, N, 9 if rank.rank == 2 else 10, 9,
-                        CollectiveOp.ALL_REDUCE, 4_000_000_000,
-                    )
-                    for rank in ranks
-                ],
-                1,
-            ),
-        )  # fmt: skip
         url = agents.fleet.url("extensions.ingero_threshold admin")
+        push(agents, build_progress([standing(rank, NS_PER_S) for rank in ranks], 1))
+        said = hang("--fleet", url, "--cluster-id", "job").stdout
+        assert said.startswith("nobody is named: 3 ranks in an operation since ")
+        assert " s: 0-1, 3; " in said
+        push(agents, build_progress([standing(rank, 7 * NS_PER_S) for rank in ranks], 1))
         told = hang("--fleet", url, "--cluster-id", "job", "--json")
         assert told.returncode == 0, told.stderr
         answer = json.loads(told.stdout)
         assert answer["missing_ranks"] == [2]
         (root,) = answer["roots"]
         assert (root["node_id"], root["job"], root["blocks"]) == ("node2", "", [0, 1, 3])
-        assert answer["standing_s"] >= 4.0
+        assert answer["standing_s"] >= 7.0
         said = hang("--fleet", url, "--cluster-id", "job").stdout
         assert "rank 2 on node2 never arrived at operation 10" in said
         wait_until(lambda: agents.own("ingero_fleet_nccl_missing_ranks", cluster_id="job") == 1)

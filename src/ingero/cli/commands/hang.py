@@ -127,8 +127,19 @@ def _ask(admin_url: str, cluster_id: str, *, as_json: bool) -> int:
         for line in _describe_why(root.get("diagnosis")):  # absent from a Fleet of before
             click.echo(f"    {line}")
     if not answer["roots"]:
-        click.echo("nobody is missing: no rank of this cluster is known to stand still")
+        click.echo(_describe_nobody(answer))
     return 0
+
+
+def _describe_nobody(answer: dict[str, Any]) -> str:
+    """Why Fleet names nobody: no rank waits, or it does not say for whom yet."""
+    waiting = tuple(wait["rank"] for wait in answer["waits"])
+    if not waiting:
+        return "nobody is missing: no rank of this cluster is known to stand still"
+    return (
+        f"nobody is named: {plural(len(waiting), 'rank')} in an operation since {answer['standing_s']:.0f} s:"
+        f" {_spans(waiting)}; a rank that does not arrive is named when others have waited some seconds for it"
+    )
 
 
 def _describe_why(diagnosis: dict[str, Any] | None) -> Iterator[str]:

@@ -46,7 +46,7 @@ def test_a_rank_that_others_wait_for_is_told_once_with_what_it_blocks():
     assert attributes["ingero.hang.missing_seq"] == 10
     assert attributes["ingero.hang.last_finished_seq"] == 9
     assert attributes["ingero.hang.blocks"] == ["0", "1", "3"]
-    assert attributes["ingero.hang.standing_s"] >= 4.0
+    assert attributes["ingero.hang.standing_s"] >= 7.0
     assert attributes["ingero.cluster.id"] == "c"
     stand(judged, *[standing(n, 10, 9) for n in (0, 1, 3)], standing(2, 9, 9))
     assert told(judged) == []
@@ -137,7 +137,7 @@ def test_ranks_that_wait_for_each_other_are_counted_logged_and_on_the_page(caplo
     began, ended = caplog.records
     assert began.message == "deadlock began: ranks wait for each other"
     assert began.fields["ranks"] == "0,1"
-    assert began.fields["standing_s"] >= 4.0
+    assert began.fields["standing_s"] >= 7.0
     assert ended.message == "deadlock ended"
     judged.host.clock.advance(3600 * NS_PER_S)
     judged.push([replace(moving(0, 1), rank=Rank("other", "n0", 0))])

@@ -12,6 +12,7 @@ from ingero.fleet.processors.collectives.progress import (
     ENDED_NS,
     FRESH_NS,
     MAX_COMMS,
+    PATIENCE_NS,
     SILENT_NS,
     ProgressTracker,
 )
@@ -36,7 +37,7 @@ def moving(number, last_seq):
 
 def standing(number, entered, left, **changes):
     told = RankProgress(
-        rank_of(number), COMM, number, N, entered, left, CollectiveOp.ALL_REDUCE, 4 * NS_PER_S
+        rank_of(number), COMM, number, N, entered, left, CollectiveOp.ALL_REDUCE, 7 * NS_PER_S
     )
     return replace(told, **changes)
 
@@ -54,7 +55,25 @@ def test_rank_that_did_not_enter_is_named_and_blocks_all_others(tracker):
     (root,) = report.roots
     assert (root.rank, root.cause, root.blocks) == (2, HangCause.ABSENT, (0, 1, 3))
     assert (root.missing_seq, root.last_left) == (10, 9)
-    assert standing_s == pytest.approx(5.0)
+    assert standing_s == pytest.approx(8.0)
+
+
+def test_a_rank_whose_process_runs_is_named_when_others_have_waited_for_it_for_long(tracker):
+    lately = PATIENCE_NS - 2 * NS_PER_S
+    waiting = [standing(n, 10, 9, still_ns=lately) for n in (0, 1, 3)]
+    tracker.add([*waiting, standing(2, 9, 9)], NS_PER_S)
+    report, standing_s = tracker.find_hang("c", NS_PER_S)
+    assert (report.roots, len(report.waits)) == ((), 3)
+    assert standing_s == pytest.approx(lately / NS_PER_S)
+    assert tracker.find_hang("c", 3 * NS_PER_S - 1)[0].roots == ()
+    assert tracker.find_hang("c", 3 * NS_PER_S)[0].missing_ranks == (2,)
+
+
+def test_a_stopped_rank_is_named_at_once(tracker):
+    waiting = [standing(n, 10, 9, still_ns=NS_PER_S) for n in (0, 1, 3)]
+    tracker.add([*waiting, standing(2, 9, 9, still_ns=NS_PER_S, is_stopped=True)], NS_PER_S)
+    (root,) = tracker.find_hang("c", NS_PER_S)[0].roots
+    assert (root.rank, root.cause) == (2, HangCause.STOPPED)
 
 
 def test_nobody_is_named_while_a_members_agent_may_be_about_to_speak(tracker):

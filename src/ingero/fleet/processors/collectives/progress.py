@@ -2,6 +2,9 @@
 
 Of processes that ended without success the first is at fault, and the others ended of it (`ingero.detect.endings`).
 
+A rank that never arrived, or never left, is named when others have waited `PATIENCE_NS` for it: one whose data loader
+begins anew, or that compiles or writes a checkpoint, arrives before.
+
 What an agent reports of a stopped rank is forgotten when the rank reports a later operation, or after `FRESH_NS`. A
 member of which no agent reported for `SILENT_NS`, or whose process ended, counts as silent; until then no rank is named
 for a communicator where it is missing, because its own agent may report soon. Members are known from what ranks
@@ -32,7 +35,9 @@ from ingero.fleet.helpers.caps import CapWatch
 from ingero.fleet.processors.collectives.engine import CAP_QUIET_NS, CapChange
 from ingero.model.collectives import CollectiveOp, CollectiveRun, Worker
 from ingero.model.hang import (
+    HangCause,
     HangReport,
+    HangRoot,
     PendingOp,
     RankState,
     StoppedGroup,
@@ -40,6 +45,8 @@ from ingero.model.hang import (
 from ingero.model.progress import Ending, RankProgress
 from ingero.units import NS_PER_S
 
+PATIENCE_NS: Final = 6 * NS_PER_S
+"""How long ranks wait for one whose process runs before it is named; one that is stopped or ended is named at once."""
 FRESH_NS: Final = 15 * NS_PER_S
 """Older reports say nothing of now. Agents repeat theirs every 5 s at least while a job makes no progress."""
 ENDED_NS: Final = 60 * NS_PER_S
@@ -145,16 +152,18 @@ class _Cluster:
 
 
 @dataclass(frozen=True, slots=True)
-class _Ends:
-    """What is known of the ends of processes.
+class _Past:
+    """What happened to ranks before they stood, and how long they do.
 
     Attributes:
         failed: Where processes that ended without success were then, with when that was.
         moved_ns: When ranks that stand entered their last operation.
+        waited_ns: For how long ranks have waited in an operation.
     """
 
     failed: Mapping[Worker, RankProgress]
     moved_ns: Mapping[Worker, int]
+    waited_ns: Mapping[Worker, int]
 
 
 class ProgressTracker:
@@ -230,21 +239,19 @@ class ProgressTracker:
             comms -= _find_ending(cluster.members, ended, now_ns)
             members = {comm: dict(cluster.members[comm]) for comm in comms}
         moved_ns: dict[Worker, int] = {}
+        waited_ns: dict[Worker, int] = {}
         for stall, age_ns in fresh:
-            entered_ns = now_ns - age_ns - stall.still_ns
-            worker = stall.rank.worker
+            stood_ns, worker = age_ns + stall.still_ns, stall.rank.worker
+            entered_ns = now_ns - stood_ns
             moved_ns[worker] = max(moved_ns.get(worker, entered_ns), entered_ns)
-        ends = _Ends(ended, moved_ns)
-        waiting = [
-            (stall.still_ns + age_ns) / NS_PER_S
-            for stall, age_ns in fresh
-            if stall.left is not None and stall.left < stall.entered
-        ]
+            if stall.left is not None and stall.left < stall.entered:
+                waited_ns[worker] = max(waited_ns.get(worker, 0), stood_ns)
+        past = _Past(ended, moved_ns, waited_ns)
         reports = [
-            _find_hang_of(members, comms, [one for one, _ in fresh if one.comm in comms], ends)
+            _find_hang_of(members, comms, [one for one, _ in fresh if one.comm in comms], past)
             for comms in _find_jobs(members)
         ]
-        return join_reports(reports), max(waiting, default=0.0)
+        return join_reports(reports), max(waited_ns.values(), default=0) / NS_PER_S
 
     def find_hangs(self, now_ns: int) -> dict[str, tuple[HangReport, float]]:
         """What `find_hang` says of each cluster that is known; kept for `read_hang`."""
@@ -357,7 +364,7 @@ def _find_hang_of(
     members: Mapping[str, Mapping[int, Worker]],
     comms: Iterable[str],
     stalls: Sequence[RankProgress],
-    ends: _Ends,
+    past: _Past,
 ) -> HangReport:
     """Whom the ranks of one job wait for, or of whom they ended."""
     groups = {
@@ -366,15 +373,26 @@ def _find_hang_of(
     }
     who = {worker.rank: worker for comm in groups for worker in members[comm].values()}
     report = find_hang(build_states(stalls, groups))
-    failed = {rank: ends.failed[worker] for rank, worker in who.items() if worker in ends.failed}
+    failed = {rank: past.failed[worker] for rank, worker in who.items() if worker in past.failed}
     moved_ns = {
-        rank: ends.moved_ns[worker] for rank, worker in who.items() if worker in ends.moved_ns
+        rank: past.moved_ns[worker] for rank, worker in who.items() if worker in past.moved_ns
+    }
+    waited_ns = {
+        rank: past.waited_ns[worker] for rank, worker in who.items() if worker in past.waited_ns
     }
     roots = tuple(
         replace(root, node_id=who[root.rank].node_id, job=who[root.rank].job)
         for root in blame_first_ended(report.roots, failed, moved_ns, groups)
+        if not _may_arrive(root, waited_ns)
     )
     return replace(report, roots=roots)
+
+
+def _may_arrive(root: HangRoot, waited_ns: Mapping[int, int]) -> bool:
+    """Whether a rank's process runs and nobody has waited for it for long."""
+    return root.cause in {HangCause.ABSENT, HangCause.STUCK} and all(
+        waited_ns.get(rank, 0) < PATIENCE_NS for rank in root.blocks
+    )
 
 
 def _note_ending(cluster: _Cluster, stall: RankProgress, ending: Ending, now_ns: int) -> None:
