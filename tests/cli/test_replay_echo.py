@@ -41,7 +41,9 @@ def test_echo_names_the_replays_culprit_whom_it_blocked_and_what_fleet_charges(t
     worker = culprit["worker"]
     assert judged == [f"dp{worker['dp_rank']}-stage{worker['stage']}"]
     assert {row["culprit_node"] for row in said["blame_chain"]} == set(judged)
-    assert len(said["blame_chain"]) == len(culprit["victims"])
+    assert len({row["victim"] for row in said["blame_chain"]}) == len(culprit["victims"])
+    waited_s = sum(row["waited_gpu_s"] for row in said["blame_chain"])
+    assert waited_s == pytest.approx(culprit["lost_gpu_s"], rel=0.002)
     (bill,) = said["cost_by_culprit"]
     assert bill["gpu_seconds"] == pytest.approx(culprit["lost_gpu_s"], rel=0.002)
     assert bill["amount"] == pytest.approx(bill["gpu_seconds"] / 500)
@@ -91,7 +93,7 @@ def test_the_cost_is_that_of_the_records_also_where_fleets_gauge_comes_first():
         push(metrics([(resource("c1", "n3"), [lost])]))
         later = threading.Timer(1.0, push, [build_costs("c1", charges, rates, now_ns)])
         later.start()
-        said = ask_echo(echo, "c1", 36.0, 0)
+        said = ask_echo(echo, "c1", 36.0)
         later.join()
     (total,) = said["cost"]
     assert (total["gpu_seconds"], total["amount"]) == (40.0, pytest.approx(0.4))

@@ -70,7 +70,7 @@ def test_echo_names_the_culprit_whom_it_blocked_and_what_it_cost(tmp_path):
         assert (culprit["node_id"], culprit["severity"]) == ("node5", "critical")
         blamed = ask(echo, "blame_chain", cluster_id="job")["rows"]
         assert {row["culprit_node"] for row in blamed} == {"node5"}
-        assert {row["source"] for row in blamed} == {"verdict"}
+        assert {row["source"] for row in blamed} == {"costs"}
         assert len(blamed) == N_RANKS - 1
         assert blamed[0]["slowdown"] == pytest.approx(1.4, abs=0.05)
         (bill,) = ask(echo, "cost_by_culprit", cluster_id="job")["rows"]

@@ -289,6 +289,7 @@ def test_an_answer_in_which_each_row_has_a_long_text_ends_at_its_bound(site):
         ("anomaly_list", INCIDENTS, {"incident_id": "i", "state": "open"}),
         ("anomaly_list", LOGS, {"severity": "error", "body": "boom"}),
         ("blame_chain", VERDICTS, {"verdict": "culprit"}),
+        ("blame_chain", COSTS, {"gpu_seconds": 5.0}),
         ("cost", COSTS, {"gpu_seconds": 5.0}),
         ("cost_by_culprit", COSTS, {"gpu_seconds": 5.0}),
         ("cost_by_week", COSTS, {"gpu_seconds": 5.0}),
@@ -303,6 +304,39 @@ def test_the_latest_data_of_a_question_is_that_of_every_table_that_it_answers_fr
     answer = site.ask(f"fleet.cluster.{name}", until="latest", time_window="5m")
     assert answer["window"]["end"] == "2026-06-01T11:50:00.000001Z"
     assert len(answer["rows"]) == 1
+
+
+VICTIMS = {"verdict": "culprit", "rank": 3, "slowdown": 1.5, "victims": ["rank 1"]}
+
+
+def test_the_blame_chain_has_also_whom_a_culprit_kept_waiting_after_it_was_named(site):
+    site.add(VERDICTS, 20, **VICTIMS)
+    (row,) = site.ask("fleet.cluster.blame_chain")["rows"]
+    assert (row["victim"], row["waited_gpu_s"], row["source"]) == ("rank 1", None, "verdict")
+    charge = {"rank": 3, "attributed": "charged"}
+    for minutes, victim, gpu_s in ((10, "n2", 2.0), (9, "n3", 5.0), (8, "n2", 1.0)):
+        site.add(COSTS, minutes, victim_node_id=victim, gpu_seconds=gpu_s, **charge)
+    site.add(COSTS, 8, victim_node_id="n4", gpu_seconds=4.0, **charge)
+    site.add(COSTS, 7, victim_node_id="n4", gpu_seconds=-4.0, **charge)  # taken back
+    site.add(COSTS, 7, victim_node_id=None, gpu_seconds=0.5, **charge)  # several
+    site.add(COSTS, 7, node_id="", gpu_seconds=9.0, attributed="unattributed")
+    answer = site.ask("fleet.cluster.blame_chain")
+    rows = [(one["victim"], one["waited_gpu_s"], one["source"]) for one in answer["rows"]]
+    assert rows == [("n3", 5.0, "costs"), ("n2", 3.0, "costs"), (None, 0.5, "costs")]
+    for row in answer["rows"]:
+        assert (row["culprit_node"], row["culprit_rank"]) == ("n1", 3)
+        assert (row["verdict"], row["slowdown"], row["culprit_lost_gpu_s"]) == ("culprit", 1.5, 8.5)
+
+
+def test_the_blame_chain_keeps_a_culprits_verdict_until_it_is_charged_itself(site):
+    site.add(VERDICTS, 20, **VICTIMS)
+    site.add(VERDICTS, 20, **VICTIMS | {"node_id": "n7", "rank": 9})
+    site.add(COSTS, 9, node_id="n7", rank=9, victim_node_id="n2", gpu_seconds=2.0)
+    rows = site.ask("fleet.cluster.blame_chain")["rows"]
+    assert [(row["culprit_node"], row["victim"], row["source"]) for row in rows] == [
+        ("n7", "n2", "costs"),
+        ("n1", "rank 1", "verdict"),
+    ]
 
 
 def test_the_latest_data_of_a_statement_is_that_of_every_table(site):

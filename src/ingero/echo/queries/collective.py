@@ -11,6 +11,7 @@ from typing import Annotated, Final
 import msgspec
 
 from ingero.echo.queries.context import ListAnswer, ListArgs, build_list_run
+from ingero.echo.queries.costs import LOST, MIN_CHARGE_S
 from ingero.echo.queries.verdicts import JUDGED
 from ingero.serving.query import Query
 
@@ -117,7 +118,11 @@ class Blame(msgspec.Struct):
     verdict: str | None
     slowdown: float | None
     victim: Annotated[
-        str | None, msgspec.Meta(description="The one that waited: a worker or a node.")
+        str | None,
+        msgspec.Meta(
+            description="The one that waited: a node, or with source `verdict` a worker. Null: nobody, or several that "
+            "are charged together."
+        ),
     ]
     waited_gpu_s: Annotated[
         float | None, msgspec.Meta(description="By this victim; null where only the sum is known.")
@@ -128,14 +133,25 @@ class Blame(msgspec.Struct):
     source: Annotated[
         str,
         msgspec.Meta(
-            description="`verdict`: Fleet's, with inherited delay resolved. `collectives`: the last to arrive in "
-            "each operation, where Fleet gave no verdict; a delay inherited from elsewhere is not resolved."
+            description="`costs`: what Fleet charges, by node that waited. `verdict`: whom Fleet's verdict on a "
+            "culprit named when it was new, where nothing is charged yet. In both inherited delay is resolved. "
+            "`collectives`: the last to arrive in each operation, where Fleet said neither; a delay inherited from "
+            "elsewhere is not resolved."
         ),
     ]
 
 
 _BLAME_SQL: Final = f"""
-WITH {_MATCHED}, {JUDGED}, named AS (
+WITH {_MATCHED}, {JUDGED}, charged AS (
+    SELECT cluster_id, node_id, coalesce(rank, -1) AS rank_or_none, nullif(victim_node_id, '') AS victim,
+           sum({LOST}) AS waited
+    FROM costs WHERE {{where}} AND coalesce(attributed, 'charged') <> 'unattributed'
+    GROUP BY ALL HAVING waited >= {MIN_CHARGE_S}
+), last_judged AS (
+    SELECT cluster_id, node_id, coalesce(rank, -1) AS rank_or_none, arg_max(verdict, last_seen) AS verdict,
+           arg_max(slowdown, last_seen) AS slowdown
+    FROM judged GROUP BY ALL
+), named AS (
     SELECT cluster_id, node_id, rank, verdict, slowdown, unnest(victims) AS victim, lost
     FROM judged WHERE len(victims) > 0
     UNION ALL
@@ -147,15 +163,23 @@ WITH {_MATCHED}, {JUDGED}, named AS (
 ), sums AS (
     SELECT *, sum(waited) OVER (PARTITION BY cluster_id, culprit) AS lost FROM edges WHERE waited > 0
 ), blames AS (
-    SELECT cluster_id, node_id AS culprit, rank, verdict, slowdown, victim, NULL::DOUBLE AS waited, lost,
-           'verdict' AS source
-    FROM named
+    SELECT c.cluster_id, c.node_id AS culprit, nullif(c.rank_or_none, -1) AS rank, j.verdict, j.slowdown, c.victim,
+           c.waited, sum(c.waited) OVER (PARTITION BY c.cluster_id, c.node_id, c.rank_or_none) AS lost,
+           'costs' AS source
+    FROM charged c LEFT JOIN last_judged j ON j.cluster_id = c.cluster_id AND j.node_id = c.node_id
+                                          AND j.rank_or_none = c.rank_or_none
+    UNION ALL
+    SELECT n.cluster_id, n.node_id, n.rank, n.verdict, n.slowdown, n.victim, NULL::DOUBLE, n.lost, 'verdict'
+    FROM named n
+    WHERE NOT EXISTS (SELECT 1 FROM charged c WHERE c.cluster_id = n.cluster_id AND c.node_id = n.node_id
+                                                AND c.rank_or_none = coalesce(n.rank, -1))
     UNION ALL
     SELECT e.cluster_id, e.culprit, NULL, NULL, NULL, e.victim, e.waited, e.lost, 'collectives' FROM sums e
     WHERE NOT EXISTS (SELECT 1 FROM judged j WHERE j.cluster_id = e.cluster_id)
+      AND NOT EXISTS (SELECT 1 FROM charged c WHERE c.cluster_id = e.cluster_id)
 )
 SELECT * FROM blames
-ORDER BY source DESC, lost DESC NULLS LAST, waited DESC NULLS LAST, cluster_id, culprit, victim
+ORDER BY source = 'collectives', lost DESC NULLS LAST, waited DESC NULLS LAST, cluster_id, culprit, victim
 """
 
 
@@ -180,9 +204,9 @@ SKEW: Final = Query(
 BLAME: Final = Query(
     "fleet.cluster.blame_chain",
     "Blame chain",
-    "Who made whom wait and for how many GPU-seconds: the culprit of each victim, by Fleet's verdicts, else by "
-    "who came last in each operation. Verdicts first, then most waiting.",
+    "Who made whom wait and for how many GPU-seconds: the culprit of each victim, by what Fleet charges, else by its "
+    "verdicts, else by who came last in each operation. What Fleet says first, then most waiting.",
     ListArgs,
     ListAnswer[Blame],
-    build_list_run(ListAnswer[Blame], _BLAME_SQL, "collectives", others=("verdicts",)),
+    build_list_run(ListAnswer[Blame], _BLAME_SQL, "collectives", others=("verdicts", "costs")),
 )

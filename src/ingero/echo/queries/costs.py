@@ -45,6 +45,8 @@ class Cost(msgspec.Struct):
 LOST: Final = f"CASE WHEN abs(gpu_seconds) <= {MAX_CHARGE:.0f} THEN gpu_seconds END"
 PAID: Final = f"CASE WHEN abs(amount) <= {MAX_CHARGE:.0f} THEN amount END"
 """A stored charge and its price, null where it is too large to be added up: files of older versions have such."""
+MIN_CHARGE_S: Final = 0.001
+"""GPU-seconds: what is left of charges that were taken back is not exactly 0."""
 _LOST: Final = "ingero_fleet_lost_gpu_seconds"
 
 _CHARGES: Final = f"""
@@ -119,7 +121,7 @@ WITH {_CHARGES}, {JUDGED}, blamed AS (
 ), summed AS (
     SELECT cluster_id, node_id, rank, count(DISTINCT victim_node_id) AS n_victims, sum(gpu_seconds) AS lost,
            sum(amount) AS amount, currency
-    FROM charges WHERE attributed <> 'unattributed' GROUP BY ALL HAVING abs(lost) >= 0.001
+    FROM charges WHERE attributed <> 'unattributed' GROUP BY ALL HAVING abs(lost) >= {MIN_CHARGE_S}
 )
 SELECT b.cluster_id, b.node_id, b.rank, greatest(b.n_victims, coalesce(j.n_victims, 0)), b.lost, b.amount, b.currency,
        j.verdict
@@ -224,7 +226,7 @@ _WEEK_SQL: Final = f"""
 WITH weekly AS (
     SELECT {_WEEK} AS week, cluster_id, nullif(node_id, '') AS node_id, rank, provider, gpu_model, currency,
            sum({LOST}) AS lost, sum({PAID}) AS paid
-    FROM costs WHERE {{where}} GROUP BY ALL HAVING abs(lost) >= 0.001
+    FROM costs WHERE {{where}} GROUP BY ALL HAVING abs(lost) >= {MIN_CHARGE_S}
 ), done AS (
     SELECT min(ts) AS ts, cluster_id, nullif(node_id, '') AS node_id,
            json_extract_string(attributes, '$."{REMEDIATION_ACTION_ID}"') AS action_id

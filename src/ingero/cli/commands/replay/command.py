@@ -163,8 +163,7 @@ def _ask_fleet(job: JobTrace, config: ReplayConfig, kept: dict[str, Any]) -> Jud
             from ingero.cli.commands.replay.echo import ask_echo
 
             lost_s = sum(verdict.lost_gpu_ns for verdict in judgement.culprits) / NS_PER_S
-            n_victims = sum(len(verdict.victims) for verdict in judgement.culprits)
-            kept["echo"] = ask_echo(echo, cluster_id, lost_s, n_victims)
+            kept["echo"] = ask_echo(echo, cluster_id, lost_s)
         return judgement
 
 

@@ -19,16 +19,13 @@ _POLL_S: Final = 0.2
 _TOOLS: Final = ("find_stragglers", "blame_chain", "cost", "cost_by_culprit")
 
 
-def ask_echo(
-    echo: LocalEcho, cluster_id: str, charged_gpu_s: float, n_victims: int
-) -> dict[str, Any]:
+def ask_echo(echo: LocalEcho, cluster_id: str, charged_gpu_s: float) -> dict[str, Any]:
     """What Echo says of the replay's cluster, once what Fleet forwarded has settled.
 
     Args:
         echo: Who is asked.
         cluster_id: The replay's cluster.
         charged_gpu_s: What Fleet charges its culprits with in the end; Echo gets some seconds to receive it.
-        n_victims: How many waited for them. Fleet forwards this with the logs, whose queue is not that of the metrics.
 
     Returns:
         Answers by tool; ``mcp_agrees``: MCP gave the same; ``cost_agrees``: the cost is what Fleet charged.
@@ -50,10 +47,7 @@ def ask_echo(
             if cost["coverage"]["source"] != "costs":
                 return False  # what Fleet's gauge says, which has no money and nothing that is charged to nobody
             charged_s = sum(row["gpu_seconds"] for row in cost["rows"])
-            if abs(charged_s - charged_gpu_s) > _SAME * charged_gpu_s:
-                return False
-            blamed = [row for row in ask("blame_chain")["rows"] if row["source"] == "verdict"]
-            return sum(row["victim"] is not None for row in blamed) >= n_victims
+            return bool(abs(charged_s - charged_gpu_s) <= _SAME * charged_gpu_s)
 
         deadline_s = time.monotonic() + _SETTLE_S
         while charged_gpu_s and time.monotonic() < deadline_s and not has_settled():
@@ -97,13 +91,12 @@ def describe_echo(answers: dict[str, Any]) -> list[str]:
         for row in answers["find_stragglers"]
         if row["verdict"] is not None
     ]
-    victims = [
-        row["victim"]
-        for row in answers["blame_chain"]
-        if row["source"] == "verdict" and row["victim"]
-    ]
+    victims = [row for row in answers["blame_chain"] if row["source"] == "costs" and row["victim"]]
     if victims:
-        lines.append(f"it made {len(victims)} workers wait, first {'; '.join(victims[:3])}")
+        most = [
+            f"{row['victim']} ({row['waited_gpu_s'] / 3600:.3g} GPU-hours)" for row in victims[:3]
+        ]
+        lines.append(f"it made {len(victims)} nodes wait, most {', '.join(most)}")
     lines += [f"{row['node_id']} cost {_describe_cost(row)}" for row in answers["cost_by_culprit"]]
     total = [row for row in answers["cost"] if row["gpu_seconds"]]
     lines += [f"all waiting cost {_describe_cost(row)}" for row in total]
