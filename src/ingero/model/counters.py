@@ -162,6 +162,7 @@ class WorkRates:
         device_ns: Of own time, spent in calls of CUDA, at least: the host waits for its GPU there, spinning or asleep.
             None where calls are not probed.
         cgroup: Inode of the cgroup's folder whose quota this is about; 0 for none, and for peers.
+        parallel: Time on a processor of all its threads and children, by that of the one that wanted it longest.
     """
 
     n_ops: int
@@ -181,6 +182,7 @@ class WorkRates:
     n_unknown_threads: int = 0
     device_ns: float | None = None
     cgroup: int = 0
+    parallel: float = 1.0
 
 
 class CudaWait(NamedTuple):

@@ -331,6 +331,23 @@ def test_what_a_process_does_more_takes_its_quota_and_the_quota_is_no_cause():
     )
 
 
+def test_a_quota_holds_a_process_back_for_no_more_than_it_does_more():
+    after = work(100, 40, run_ms=5.5, ready_ms=35, held_ms=35, quota=0.25)
+    before = work(400, 20, run_ms=5, ready_ms=15, held_ms=15, quota=0.25)
+    found = explain(0.5, after, before, None)
+    held_ms = 0.5 * ((5.5 + 1) / 5.5 / 0.25 - 1)  # 1 ms of the other thread
+    assert named(found) == [("unexplained", 1.0)]
+    assert [(one.name, one.share) for one in found.ruled_out if one.share] == [
+        ("computing on the host", pytest.approx((0.5 + held_ms) / 20, abs=0.001))
+    ]
+
+
+def test_all_threads_of_a_process_may_have_done_as_much_more_as_the_busiest():
+    assert find_rates(work(100, 10, run_ms=5)).parallel == pytest.approx(1.2)
+    assert find_rates(work(100, 10, run_ms=0.5)).parallel == pytest.approx(1.5)
+    assert find_rates(work(100, 10, run_ms=0, ready_ms=9)).parallel == 1.0
+
+
 def test_a_smaller_quota_stays_the_cause_where_switching_costs_some_time_too():
     after = work(100, 41, run_ms=5.3, ready_ms=36, held_ms=36, quota=0.125)
     before = work(400, 20, run_ms=5, ready_ms=15, held_ms=15, quota=0.25)

@@ -5,7 +5,7 @@ explains nothing. What only a look at every switch tells (stopped, faults, recla
 to be compared with; being stopped is never normal, and a wait for a disk gets only what the others leave.
 
 A quota that did not change holds a process back when the process itself does more. That time belongs to what it does
-more: computing, making room in memory, reading pages back.
+more: computing, making room in memory, reading pages back; as much of it as what it does more takes of the quota.
 """
 
 from __future__ import annotations
@@ -336,7 +336,17 @@ def _compare(
             (f"on a processor {computing.description}", *of_whom),
         ),
     ]
-    return parts[not facts :], throttled_ns * by_itself
+    return parts[not facts :], min(throttled_ns * by_itself, _find_most_held(now, computing))
+
+
+def _find_most_held(now: WorkRates, computing: _Change) -> float:
+    """For how long a quota can hold a process back for what it computes more: until that is paid for, and no longer.
+
+    All its threads may have done more, as much as the one that did most.
+    """
+    if now.n_processors is None:
+        return 0.0
+    return computing.extra_ns * max(now.parallel / now.n_processors - 1.0, 0.0)
 
 
 def _find_device_part(

@@ -60,7 +60,17 @@ def find_rates(work: Work, cgroup: int | None = None) -> WorkRates | None:
         if work.cuda_ns is None
         else _find_device_ns(work.cuda_ns / n_ops, period_ns, own_ns),
         cgroup=cgroup,
+        parallel=_find_parallel(work, grown.ran_ns),
     )
+
+
+def _find_parallel(work: Work, busiest_ns: int) -> float:
+    """Time on a processor of all threads and children that are known, by that of the busiest."""
+    known = (
+        find_growth(work.first, work.last, tid) for tid in (*work.last.threads, *work.last.children)
+    )
+    ran_ns = sum(one.ran_ns for one in known if one is not None)
+    return max(ran_ns / busiest_ns, 1.0) if busiest_ns else 1.0
 
 
 def _find_device_ns(cuda_ns: float, period_ns: float, own_ns: float) -> float:
