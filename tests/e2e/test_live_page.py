@@ -24,6 +24,9 @@ NOBODY = 9  # the discard port: nothing listens there
 @pytest.fixture(scope="module")
 def fleet():
     config = site_config(NOBODY)
+    config["processors"]["ingero"]["ttl_multiplier"] = (
+        100  # nodes push once, and are looked at for minutes
+    )
     config["extensions"]["ingero_threshold"] |= {
         "live_interval": "100ms",
         "dashboard_url": "https://{node_id}.example:8443/",
