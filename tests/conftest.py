@@ -61,16 +61,19 @@ settings.register_profile("any", UNTIMED, max_examples=1000, print_blob=True)
 settings.load_profile(os.environ.get("INGERO_PROPERTIES", "same"))
 
 
-class GroupsFirst:
-    """Tests that share a process come first: they are the longest work that cannot be divided."""
+def find_group(item):
+    """Tests that run in one process, the largest groups first: those of the kernel, and a module's that share a fixture.
 
-    @pytest.hookimpl(trylast=True)  # after the tests were shuffled
-    def pytest_collection_modifyitems(self, items):
-        items.sort(key=lambda item: item.get_closest_marker("xdist_group") is None)
+    What a module's tests share takes long to make, and each process that runs some of them would make it again.
+    """
+    if "kernel" in item.keywords:
+        return "kernel"
+    definitions = item._fixtureinfo.name2fixturedefs.values()
+    is_shared = any(one.scope in {"module", "package"} for found in definitions for one in found)
+    return item.nodeid.partition("::")[0] if is_shared else None
 
 
 def pytest_configure(config):
-    config.pluginmanager.register(GroupsFirst())
     # A run in the background has SIGINT ignored and its children inherit that; tests interrupt their children.
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -78,8 +81,9 @@ def pytest_configure(config):
 @pytest.hookimpl(tryfirst=True)  # xdist reads the groups when its own turn comes
 def pytest_collection_modifyitems(items):
     for item in items:
-        if "kernel" in item.keywords and item.get_closest_marker("xdist_group") is None:
-            item.add_marker(pytest.mark.xdist_group("kernel"))
+        group = find_group(item)
+        if group and item.get_closest_marker("xdist_group") is None:
+            item.add_marker(pytest.mark.xdist_group(group))
         if "kernel" in item.keywords and read_probe_mode() is ProbeMode.EVENT:
             item.add_marker(pytest.mark.timeout(MAX_REMOVAL_S + 120))
     required = {tier for tier in os.environ.get("INGERO_REQUIRE", "").split(",") if tier}
