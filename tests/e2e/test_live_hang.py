@@ -58,7 +58,7 @@ def test_rank_that_never_arrived_is_named_on_the_command_line():
         url = agents.fleet.url("extensions.ingero_threshold admin")
         push(agents, build_progress([standing(rank, NS_PER_S) for rank in ranks], 1))
         said = hang("--fleet", url, "--cluster-id", "job").stdout
-        assert said.startswith("nobody is named: 3 ranks in an operation since ")
+        assert said.startswith("nobody is named: 3 ranks in an operation, the longest for ")
         assert " s: 0-1, 3; " in said
         push(agents, build_progress([standing(rank, 7 * NS_PER_S) for rank in ranks], 1))
         told = hang("--fleet", url, "--cluster-id", "job", "--json")
@@ -75,6 +75,26 @@ def test_rank_that_never_arrived_is_named_on_the_command_line():
         assert unknown.returncode == 1
         assert "knows no live job" in unknown.stderr
         assert f"{url}/api/v1/admin/clusters" in unknown.stderr
+
+
+def in_a_circle(still_ns):
+    """Rank 0 waits in one communicator for rank 1, which waits in another one for rank 0."""
+    for comm, waits in ((COMM, 0), ("00000000000000cd", 1)):
+        for number in range(2):
+            rank = Rank("job", f"node{number}", number)
+            entered = 10 if number == waits else 9
+            yield RankProgress(rank, comm, number, 2, entered, 9, CollectiveOp.ALL_REDUCE, still_ns)
+
+
+def test_ranks_that_wait_for_each_other_are_named_with_where_each_stands():
+    with fleet_and_agents(build_fleet_config(nccl={"judge_interval": "100ms"})) as agents:
+        push(agents, build_progress(list(in_a_circle(7 * NS_PER_S)), 1))
+        url = agents.fleet.url("extensions.ingero_threshold admin")
+        assert hang("--fleet", url, "--cluster-id", "job").stdout.splitlines() == [
+            "deadlock: ranks 0-1 wait for each other",
+            "    rank 0 waits for 1 in all_reduce 10 of 00000000000000ab",
+            "    rank 1 waits for 0 in all_reduce 10 of 00000000000000cd",
+        ]
 
 
 def test_a_fleet_without_the_processor_is_told_from_one_without_the_job():

@@ -121,14 +121,29 @@ def _ask(admin_url: str, cluster_id: str, *, as_json: bool) -> int:
                 f"{_name(root)} {VERDICTS.get(root['cause'], 'never arrived')}", fg="red", bold=True
             )
             + f" at operation {root['missing_seq']} of {root['comm']} ({root['cause']});"
-            f" {plural(len(root['blocks']), 'rank')} wait for it since {answer['standing_s']:.0f} s:"
+            f" {plural(len(root['blocks']), 'rank')} wait for it, the longest {answer['standing_s']:.0f} s:"
             f" {_spans(tuple(root['blocks']))}"
         )
         for line in _describe_why(root.get("diagnosis")):  # absent from a Fleet of before
             click.echo(f"    {line}")
-    if not answer["roots"]:
+    for circle in answer["deadlocks"]:
+        click.echo(_describe_deadlock(circle, answer["waits"]))
+    if not answer["roots"] and not answer["deadlocks"]:
         click.echo(_describe_nobody(answer))
     return 0
+
+
+def _describe_deadlock(circle: list[int], waits: list[dict[str, Any]]) -> str:
+    """Which ranks wait for each other, and where each of them stands."""
+    title = f"deadlock: ranks {_spans(tuple(sorted(circle)))} wait for each other"
+    lines = [click.style(title, fg="red", bold=True)]
+    for wait in waits:
+        if wait["rank"] in circle:
+            waits_for = _spans(tuple(wait["waits_for"]))
+            lines.append(
+                f"    rank {wait['rank']} waits for {waits_for} in {wait['op']} {wait['seq']} of {wait['comm']}"
+            )
+    return "\n".join(lines)
 
 
 def _describe_nobody(answer: dict[str, Any]) -> str:
@@ -137,8 +152,9 @@ def _describe_nobody(answer: dict[str, Any]) -> str:
     if not waiting:
         return "nobody is missing: no rank of this cluster is known to stand still"
     return (
-        f"nobody is named: {plural(len(waiting), 'rank')} in an operation since {answer['standing_s']:.0f} s:"
-        f" {_spans(waiting)}; a rank that does not arrive is named when others have waited some seconds for it"
+        f"nobody is named: {plural(len(waiting), 'rank')} in an operation,"
+        f" the longest for {answer['standing_s']:.0f} s: {_spans(waiting)};"
+        " a rank that does not arrive is named when others have waited some seconds for it"
     )
 
 

@@ -10,6 +10,7 @@ from typing import Any, Final
 
 import httpx
 
+from ingero.cli.render import plural
 from ingero.sim.local_echo import LocalEcho
 from ingero.web_authorities import WebAuthorities
 
@@ -96,7 +97,7 @@ def describe_echo(answers: dict[str, Any]) -> list[str]:
         most = [
             f"{row['victim']} ({row['waited_gpu_s'] / 3600:.3g} GPU-hours)" for row in victims[:3]
         ]
-        lines.append(f"it made {len(victims)} nodes wait, most {', '.join(most)}")
+        lines.append(f"it made {plural(len(victims), 'node')} wait, most {', '.join(most)}")
     lines += [f"{row['node_id']} cost {_describe_cost(row)}" for row in answers["cost_by_culprit"]]
     total = [row for row in answers["cost"] if row["gpu_seconds"]]
     lines += [f"all waiting cost {_describe_cost(row)}" for row in total]
