@@ -375,7 +375,7 @@ def test_a_slow_worker_is_charged_what_the_job_lost_by_it():
 def small_run(rank, comm, comm_rank, n_ranks, rows, clock=ClockKind.DEVICE):
     ops = np.zeros(len(rows), COLLECTIVE_OP)
     for at, (seq, entry, inside, own) in enumerate(rows):
-        ops[at] = (seq, entry, inside, own, 1 << 20, CollectiveOp.ALL_REDUCE)
+        ops[at] = (seq, entry, inside, own, 1 << 20, CollectiveOp.ALL_REDUCE, 0)
     return CollectiveRun(rank, comm, comm_rank, n_ranks, clock, ops)
 
 

@@ -19,7 +19,7 @@ def run_of(rank, comm, rows, *, clock=ClockKind.SYNC, job="job"):
     ops = np.zeros(len(rows), COLLECTIVE_OP)
     for at, (seq, entry, inside, own, n_bytes) in enumerate(rows):
         times = (HOUR + int(entry * MS), int(inside * MS), int(own * MS))
-        ops[at] = (seq, *times, n_bytes, CollectiveOp.ALL_REDUCE)
+        ops[at] = (seq, *times, n_bytes, CollectiveOp.ALL_REDUCE, 0)
     who = Rank("prod", f"host-{rank}", rank, n_gpus=2, labels=(("dp", str(rank)),), job=job)
     return CollectiveRun(who, comm, rank, 2, clock, ops)
 
@@ -52,6 +52,23 @@ def test_what_was_pushed_is_read_again_with_whose_it_is_on_a_clock_of_its_own(tm
         for name in ("seq", "inside_ns", "own_ns", "n_bytes", "op"):
             assert run.ops[name].tolist() == given.ops[name].tolist()
     assert read_labels(path) == {"job": "ddp.py", "onset_s": 0.03}
+
+
+def test_the_use_of_a_cpu_limit_is_kept_where_there_is_one(tmp_path):
+    runs = [steps_of(0, 3), steps_of(1, 3)]
+    write_operations(tmp_path / "without.parquet", runs, {})
+    assert "limit_use" not in pq.read_schema(tmp_path / "without.parquet").names
+    assert not read_trace(tmp_path / "without.parquet").runs[0][0].ops["limit_use"].any()
+    runs[1].ops["limit_use"] = (0, 1, 500, 999, 1000, 1000)
+    path = tmp_path / "with.parquet"
+    write_operations(path, runs, {})
+    kept = [run.ops["limit_use"].tolist() for (run,) in read_trace(path).runs]
+    assert kept == [[0] * 6, [0, 1, 500, 999, 1000, 1000]]
+    table = pq.read_table(path)
+    at = table.schema.get_field_index("limit_use")
+    strange = pa.array([-5, 70_000] * 6, pa.int64())
+    pq.write_table(table.set_column(at, "limit_use", strange), path)
+    assert read_trace(path).runs[0][0].ops["limit_use"].tolist() == [0, 1000] * 3
 
 
 def test_times_are_kept_to_the_microsecond_and_an_unknown_one_stays_unknown(tmp_path):

@@ -41,9 +41,9 @@ from ingero.wire.collectives import (
 SPEC = Path(__file__).parents[2] / "docs/specs/collective-batch.md"
 EXAMPLE = np.array(
     [
-        (7, 1_000_000, 200, -1, 1 << 20, CollectiveOp.ALL_REDUCE),
-        (8, 1_000_500, 150, 300, 1 << 20, CollectiveOp.ALL_REDUCE),
-        (9, 1_001_100, 180, 450, 1 << 20, CollectiveOp.ALL_REDUCE),
+        (7, 1_000_000, 200, -1, 1 << 20, CollectiveOp.ALL_REDUCE, 0),
+        (8, 1_000_500, 150, 300, 1 << 20, CollectiveOp.ALL_REDUCE, 0),
+        (9, 1_001_100, 180, 450, 1 << 20, CollectiveOp.ALL_REDUCE, 0),
     ],
     COLLECTIVE_OP,
 )
@@ -56,6 +56,7 @@ rows = st.lists(
         st.integers(-1, MAX_DURATION_NS),
         st.integers(-1, 2**63 - 1),
         st.sampled_from(CollectiveOp),
+        st.just(0),
     ),
     max_size=40,
 )
@@ -87,7 +88,7 @@ def obvious_decode(body):
             values.append(value if c == 0 or value < 2**63 else value - 2**64)
         at += width * n
         columns.append(values)
-    return list(zip(*columns, strict=True))
+    return [(*row, 0) for row in zip(*columns, strict=True)]  # the last is an attribute
 
 
 @given(rows)
@@ -232,6 +233,24 @@ def test_runs_of_several_nodes_survive_the_wire(encoding):
         assert_same(got, sent)
 
 
+@pytest.mark.parametrize("encoding", ["built", "protobuf", "json"])
+def test_the_use_of_a_cpu_limit_is_the_mean_of_the_record_and_absent_without_one(encoding):
+    ops = EXAMPLE.copy()
+    ops["limit_use"] = (900, 920, 1000)
+    read = read_collectives(through(build_collectives([run_of(ops), run_of(EXAMPLE)], 5), encoding))
+    assert [run.ops["limit_use"].tolist() for run in read.runs] == [[940] * 3, [0] * 3]
+
+
+def test_more_than_the_whole_limit_is_the_whole_and_a_whole_number_is_one():
+    export = build_logs(
+        RESOURCE,
+        [record(rank__cpu_limit_utilization=used) for used in (1.25, 1, 0, float("inf"))],
+        "ingero.collectives",
+    )
+    used = [run.ops["limit_use"].tolist()[0] for run in read_collectives(export).runs]
+    assert used == [1000, 1000, 0, 1000]
+
+
 def test_a_long_run_is_cut_into_records():
     ops = np.zeros(MAX_OPS + 5, COLLECTIVE_OP)
     ops["seq"] = np.arange(len(ops))
@@ -287,6 +306,10 @@ def record(body=None, **attributes):
         record(collective__clock=[1]),
         record(rank="first"),
         record(rank__gpus=0),
+        record(rank__cpu_limit_utilization=-0.1),
+        record(rank__cpu_limit_utilization=float("nan")),
+        record(rank__cpu_limit_utilization=True),
+        record(rank__cpu_limit_utilization="all"),
         record(rank__labels="dp=0"),
         record(rank__labels={str(i): "" for i in range(33)}),
         record(rank__labels={"dp": "x" * 300}),

@@ -98,7 +98,7 @@ class Arrivals:
         """
         rows = np.zeros(run.ops.size, OP)
         rows["worker"], (rows["comm"], rows["view"]) = worker, view
-        for name in ("seq", "inside_ns", "own_ns", "n_bytes", "op"):
+        for name in ("seq", "inside_ns", "own_ns", "n_bytes", "op", "limit_use"):
             rows[name] = run.ops[name]
         rows["entry_ns"] = entry_ns
         rows["is_enqueue"] = run.clock == ClockKind.ENQUEUE

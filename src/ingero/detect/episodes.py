@@ -4,11 +4,44 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Final, NamedTuple
 
 from ingero.model.verdicts import Slowdown
 
 _REMEMBERED: Final = 16
+
+
+class Took(NamedTuple):
+    """What a worker's compared operations add up to.
+
+    Attributes:
+        own_ns: Own time.
+        excess_ns: Own time above the median peer's; may be negative.
+        slack_ns: By how much its peers could have been faster as far as their CPU limits go; at least the own time
+            where they have none. What the worker took beyond them for longer than that kept nobody waiting.
+        span_ns: The time of which that is a part.
+    """
+
+    own_ns: int = 0
+    excess_ns: int = 0
+    slack_ns: int = 0
+    span_ns: int = 0
+
+    def plus(self, other: Took) -> Took:
+        """Both."""
+        return Took(*(one + more for one, more in zip(self, other, strict=True)))
+
+    def since(self, before: Took) -> Took:
+        """What came after it."""
+        return Took(*(one - less for one, less in zip(self, before, strict=True)))
+
+    @property
+    def ratio(self) -> float:
+        """Own time by the median peer's."""
+        return self.own_ns / max(self.own_ns - self.excess_ns, 1)
+
+
+NOTHING: Final = Took()
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,16 +53,14 @@ class OnsetState:
         seq: Sequence number there.
         entry_ns: Entry, on the worker's clock.
         segment: Its segment.
-        own_before_ns: Compared own time before it.
-        excess_before_ns: Own time above the median peer's before it.
+        before: What the operations before it add up to.
     """
 
     view: int = -1
     seq: int = 0
     entry_ns: int = 0
     segment: int = -1
-    own_before_ns: int = 0
-    excess_before_ns: int = 0
+    before: Took = NOTHING
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +79,7 @@ class AlarmEpisode:
             peers between.
         log10_evidence: At detection.
         cleared_ns: Entry of the operation at which it cleared; None while it is open.
-        own_ns: Compared own time of the episode, once it cleared.
-        excess_ns: Own time above the median peer's, once it cleared.
+        took: What its operations add up to, once it cleared.
         slowdown: Once it cleared.
         cleared_segment: Segment in which it cleared; None while it is open.
         log_peak: Natural log of the greatest wealth, once it cleared or the worker came among other peers.
@@ -66,24 +96,28 @@ class AlarmEpisode:
     is_pooled: bool
     log10_evidence: float
     cleared_ns: int | None = None
-    own_ns: int = 0
-    excess_ns: int = 0
+    took: Took = NOTHING
     slowdown: Slowdown | None = None
     cleared_segment: int | None = None
     log_peak: float = 0.0
     by_sums: bool = False
     cut_among: int = 0
 
-    def end(self, at_ns: int, segment: int, own_ns: int, excess_ns: int) -> AlarmEpisode:
-        """The same once it cleared, with what it took; arguments as the attributes."""
-        ratio = own_ns / max(own_ns - excess_ns, 1)
+    def end(self, at_ns: int, segment: int, until: Took) -> AlarmEpisode:
+        """The same once it cleared.
+
+        Args:
+            at_ns: When.
+            segment: In which segment.
+            until: What the worker's operations add up to until then.
+        """
+        took = until.since(self.onset.before)
         return replace(
             self,
             cleared_ns=at_ns,
             cleared_segment=segment,
-            own_ns=own_ns,
-            excess_ns=excess_ns,
-            slowdown=Slowdown(ratio, ratio, ratio),
+            took=took,
+            slowdown=Slowdown(took.ratio, took.ratio, took.ratio),
         )
 
 
@@ -99,14 +133,12 @@ def remember_episode(past: list[AlarmEpisode], episode: AlarmEpisode) -> None:
 
 
 def _merge(first: AlarmEpisode, second: AlarmEpisode) -> AlarmEpisode:
-    own_ns, excess_ns = first.own_ns + second.own_ns, first.excess_ns + second.excess_ns
-    ratio = own_ns / max(own_ns - excess_ns, 1)
+    took = first.took.plus(second.took)
     return replace(
         first,
         cleared_ns=second.cleared_ns,
         cleared_segment=second.cleared_segment,
         log_peak=max(first.log_peak, second.log_peak),
-        own_ns=own_ns,
-        excess_ns=excess_ns,
-        slowdown=Slowdown(ratio, ratio, ratio),
+        took=took,
+        slowdown=Slowdown(took.ratio, took.ratio, took.ratio),
     )

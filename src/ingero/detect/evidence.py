@@ -13,7 +13,7 @@ from typing import Final
 
 import numpy as np
 
-from ingero.detect.episodes import AlarmEpisode, OnsetState, remember_episode
+from ingero.detect.episodes import NOTHING, AlarmEpisode, OnsetState, Took, remember_episode
 from ingero.detect.groups import PairedOps, PeerGroup
 from ingero.detect.medians import row_medians
 from ingero.detect.peers import BEFORE_FIRST
@@ -21,6 +21,7 @@ from ingero.detect.ranks.alarms import Crossing
 from ingero.detect.ranks.edetector import EDetector
 from ingero.detect.ranks.settings import MIN_PEERS, N_TIERS, EDetectorSettings
 from ingero.detect.replicas import ReplicaTimes
+from ingero.detect.slack import find_slack
 from ingero.detect.usual_work import UsualWork
 from ingero.model.arrays import FloatArray, IntArray
 from ingero.model.verdicts import Slowdown
@@ -39,8 +40,7 @@ class WorkerEvidence:
 
     Attributes:
         n_ops: Compared operations.
-        own_ns: Own time in them.
-        excess_ns: Own time above the median peer's in them; may be negative.
+        took: What they add up to.
         last_ns: Entry of the last of them, on the worker's clock.
         n_slowest: Spread-out operations of the group that it is in now in which it was the slowest.
         compared_among: Workers in the group that it was compared in last, where that of now is too small; else 0.
@@ -51,8 +51,7 @@ class WorkerEvidence:
     """
 
     n_ops: int = 0
-    own_ns: int = 0
-    excess_ns: int = 0
+    took: Took = NOTHING
     last_ns: int = 0
     n_slowest: int = 0
     compared_among: int = 0
@@ -66,9 +65,7 @@ class WorkerEvidence:
         cut = []
         for episode in self.current:
             if episode is not None:
-                own_ns = self.own_ns - episode.onset.own_before_ns
-                excess_ns = self.excess_ns - episode.onset.excess_before_ns
-                ended = episode.end(self.last_ns, BEFORE_FIRST, own_ns, excess_ns)
+                ended = episode.end(self.last_ns, BEFORE_FIRST, self.took)
                 onset = replace(episode.onset, segment=BEFORE_FIRST)
                 cut.append(replace(ended, onset=onset, cut_among=self.compared_among))
         return cut
@@ -170,11 +167,14 @@ class _Kept:
 
 @dataclass(frozen=True, slots=True)
 class _Summed:
-    """Each worker's sums before each operation, shape (T, m) each."""
+    """Each worker's sums before each operation, one after the other as in `Took`, shape (4, T, m)."""
 
-    own: IntArray
-    excess: IntArray
+    sums: IntArray
     ops: PairedOps
+
+    def before(self, at: int, column: int) -> Took:
+        """One worker's before one operation."""
+        return Took(*self.sums[:, at, column].tolist())
 
 
 @dataclass(frozen=True, slots=True)
@@ -403,16 +403,16 @@ class RankEvidence:
         n_ops = np.count_nonzero(is_known, axis=0)
         last_ns = np.where(is_known, kept.ops.entry_ns, 0).max(axis=0)
         workers = [self._workers[member] for member in group.members]
-        own_before = np.cumsum(own, axis=0) - own
-        own_before += np.array([worker.own_ns for worker in workers], np.int64)
-        excess_before = np.cumsum(excess, axis=0) - excess
-        excess_before += np.array([worker.excess_ns for worker in workers], np.int64)
+        times = find_slack(kept.ops, own, is_known, [worker.last_ns for worker in workers])
+        carried = np.array([worker.took for worker in workers], np.int64).T
+        parts = np.stack([own, excess, *times])
+        before = np.cumsum(parts, axis=1) - parts + carried[:, None]
+        sums = parts.sum(axis=1).T.tolist()
         for column, worker in enumerate(workers):
-            worker.own_ns += int(own[:, column].sum())
-            worker.excess_ns += int(excess[:, column].sum())
+            worker.took = worker.took.plus(Took(*sums[column]))
             worker.n_ops += int(n_ops[column])
             worker.last_ns = max(worker.last_ns, int(last_ns[column]))
-        return _Summed(own_before, excess_before, kept.ops)
+        return _Summed(before, kept.ops)
 
     def _bet(self, detector: EDetector, parts: list[tuple[PeerGroup, _Kept]]) -> None:
         rows = np.array([self._groups[id(group)].row for group, _ in parts], np.int64)
@@ -460,9 +460,8 @@ class RankEvidence:
         if not crossing.is_alarm:
             episode = worker.current[crossing.tier]
             assert episode is not None
-            own_ns = int(compared.own[at, column]) - episode.onset.own_before_ns
-            excess_ns = int(compared.excess[at, column]) - episode.onset.excess_before_ns
-            ended = episode.end(entry_ns, int(compared.ops.segment[at]), own_ns, excess_ns)
+            segment, until = int(compared.ops.segment[at]), compared.before(at, column)
+            ended = episode.end(entry_ns, segment, until)
             log_peak = max(episode.log_peak, crossing.log_peak)
             remember_episode(worker.past, replace(ended, log_peak=log_peak))
             worker.current[crossing.tier] = None
@@ -492,6 +491,5 @@ def _onset_at(compared: _Summed, op: int, first_op: int, column: int) -> OnsetSt
         seq=int(compared.ops.seq[at, column]),
         entry_ns=int(compared.ops.entry_ns[at, column]),
         segment=int(compared.ops.segment[at]),
-        own_before_ns=int(compared.own[at, column]),
-        excess_before_ns=int(compared.excess[at, column]),
+        before=compared.before(at, column),
     )

@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from ingero.detect.charges import ALWAYS, SlowSpan
-from ingero.detect.episodes import AlarmEpisode
+from ingero.detect.episodes import AlarmEpisode, Took
 from ingero.detect.evidence import MemberReading, WorkerEvidence
 from ingero.detect.facts import Facts
 from ingero.detect.groups import PeerGroup
@@ -158,8 +158,8 @@ def _find_why_unknown(facts: Facts, worker: int) -> str:
 
 def _compare_pair(facts: Facts, worker: int, group: PeerGroup) -> str:
     others = [other for other in group.members if other != worker]
-    own = facts.evidence.of_worker(worker).own_ns
-    theirs = [facts.evidence.of_worker(other).own_ns for other in others]
+    own = facts.evidence.of_worker(worker).took.own_ns
+    theirs = [facts.evidence.of_worker(other).took.own_ns for other in others]
     if not theirs or not theirs[0] or not own:
         return "no peers that do the same work"
     return f"one peer only: own time is {own / theirs[0]:.3g} of that peer's; too few to say whose fault"
@@ -175,7 +175,7 @@ def _episodes(evidence: WorkerEvidence, *, with_history: bool) -> list[AlarmEpis
         current = evidence.current[tier]
         if current is not None and not evidence.compared_among:
             found.append(current)
-        found.extend(sorted((e for e in past if e.tier == tier), key=lambda e: -e.excess_ns))
+        found.extend(sorted((e for e in past if e.tier == tier), key=lambda e: -e.took.excess_ns))
     return found
 
 
@@ -184,27 +184,31 @@ def _weigh(facts: Facts, worker: int, episode: AlarmEpisode) -> WorkerFinding | 
     known, evidence = facts.workers[worker], facts.evidence.of_worker(worker)
     assert known.group is not None
     if episode.cleared_ns is None:
-        own_ns = evidence.own_ns - episode.onset.own_before_ns
-        excess_ns = evidence.excess_ns - episode.onset.excess_before_ns
+        took = evidence.took.since(episode.onset.before)
         slowdown = facts.evidence.slowdown(known.group, worker, episode.since_op)
     else:
-        own_ns, excess_ns, slowdown = episode.own_ns, episode.excess_ns, episode.slowdown
+        took, slowdown = episode.took, episode.slowdown
     settings = facts.settings
     shared, n_others = _shared_slowdown(facts, worker, episode)
+    excess_ns = took.excess_ns
     if shared > 1.0 + settings.notice_slowdown:
-        excess_ns -= round((own_ns - excess_ns) * (shared - 1.0))
+        excess_ns -= round((took.own_ns - excess_ns) * (shared - 1.0))
         if slowdown is not None:
             slowdown = Slowdown(
                 *(x / shared for x in (slowdown.median, slowdown.low, slowdown.high))
             )
     else:
         shared = 1.0
-    ratio = own_ns / max(own_ns - excess_ns, 1)
+    ratio, bound = _find_ratio(took, excess_ns)
+    own_ratio = took.ratio if bound else ratio
+    excess_ns = min(excess_ns, took.slack_ns)
     median = 0.0 if slowdown is None else slowdown.median
+    # Of what limits leave to gain the median operation says as little as of bursts.
+    is_in_all = not bound and median >= 1.0 + settings.alarm_slowdown
     is_culprit = (
         episode.tier == ALARM
         and ratio >= 1.0 + settings.alarm_slowdown
-        and (median >= 1.0 + settings.alarm_slowdown or ratio >= 1.0 + 2 * settings.alarm_slowdown)
+        and (is_in_all or ratio >= 1.0 + 2 * settings.alarm_slowdown)
     )
     if not is_culprit and ratio < 1.0 + settings.notice_slowdown:
         if shared == 1.0:
@@ -223,16 +227,29 @@ def _weigh(facts: Facts, worker: int, episode: AlarmEpisode) -> WorkerFinding | 
     beside = f", beyond the {shared:.2f}× that its replica shares" if shared > 1.0 else ""
     # What a median operation shows is less than half of what the sum does.
     in_bursts = episode.by_sums and slowdown is not None and 2 * (median - 1.0) <= ratio - 1.0
-    how = f"{beside}, in bursts" if in_bursts else beside
+    how = (f"{beside}, in bursts" if in_bursts else beside) + bound
     return WorkerFinding(
         VerdictKind.CULPRIT if is_culprit else VerdictKind.DRAG,
-        f"own time {ratio:.2f}× that of its {n_peers - 1} peers{how}, {format_duration(excess_ns)} in all{ended}",
+        f"own time {own_ratio:.2f}× that of its {n_peers - 1} peers{how}, {format_duration(excess_ns)} in all{ended}",
         episode,
         slowdown,
         max(excess_ns, 0),
-        own_ns,
+        took.own_ns,
         (SlowSpan(episode.onset.entry_ns, _cleared_ns(episode), max(excess_ns, 0)),),
     )
+
+
+def _find_ratio(took: Took, excess_ns: int) -> tuple[float, str]:
+    """How much slower a worker is than its peers are, or could be by their CPU limits; and a note where these count.
+
+    Args:
+        took: In one slowdown.
+        excess_ns: What of that was beyond its peers.
+    """
+    if excess_ns <= took.slack_ns:
+        return took.own_ns / max(took.own_ns - excess_ns, 1), ""
+    ratio = took.span_ns / max(took.span_ns - took.slack_ns, 1)
+    return ratio, f", whose CPU limits let them be {ratio:.2f}× as fast at most"
 
 
 def _shared_slowdown(facts: Facts, worker: int, episode: AlarmEpisode) -> tuple[float, int]:

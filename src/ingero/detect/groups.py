@@ -69,6 +69,7 @@ class PairedOps:
         entry_ns: Shape (T, m); −1 where missing.
         seq: Shape (T, m).
         view: Shape (T, m); −1 where missing.
+        limit_use: Shape (T, m): as in `COLLECTIVE_OP`; −1 where missing.
         segment: Shape (T,).
     """
 
@@ -76,6 +77,7 @@ class PairedOps:
     entry_ns: IntArray
     seq: IntArray
     view: IntArray
+    limit_use: IntArray
     segment: IntArray
 
     def where(self, mask: BoolArray) -> PairedOps:
@@ -85,6 +87,7 @@ class PairedOps:
             self.entry_ns[mask],
             self.seq[mask],
             self.view[mask],
+            self.limit_use[mask],
             self.segment[mask],
         )
 
@@ -158,7 +161,9 @@ def _spread(rows: Records, columns: IntArray, key_of: IntArray, has: BoolArray) 
 
     segment = np.empty(has.shape[0], np.int64)
     segment[key_of] = rows["segment"]
-    return PairedOps(table("own_ns"), table("entry_ns"), table("seq"), table("view"), segment)
+    return PairedOps(
+        table("own_ns"), table("entry_ns"), table("seq"), table("view"), table("limit_use"), segment
+    )
 
 
 def iter_by_group(keys: Records) -> Iterator[tuple[int, int, Records]]:

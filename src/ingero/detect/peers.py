@@ -53,6 +53,7 @@ OP: Final = np.dtype([
     ("n_bytes", "<i8"),
     ("op", "<i8"),
     ("is_enqueue", "?"),
+    ("limit_use", "<i8"),
     ("arrived_ns", "<i8"),
 ])
 """One operation of one worker as the Judge keeps it."""
@@ -69,6 +70,7 @@ KEY: Final = np.dtype([
     ("seq", "<i8"),
     ("view", "<i8"),
     ("own_ns", "<i8"),  # -1: cannot be compared
+    ("limit_use", "<i8"),
 ])
 """An operation with the key under which its peers' operations correspond to it: (segment, slot, ordinal)."""
 
@@ -280,7 +282,7 @@ class Pairing:
         slots = self._numberings["slot"][numberings]
         self._views["slot"][ops["view"]] = slots
         keys = np.zeros(ops.size, KEY)
-        for name in ("worker", "entry_ns", "seq", "view"):
+        for name in ("worker", "entry_ns", "seq", "view", "limit_use"):
             keys[name] = ops[name]
         keys["comm"], keys["segment"], keys["place"] = comm, segment, place
         keys["slot"] = np.where(is_anchor, -1, slots)

@@ -18,7 +18,14 @@ import numpy as np
 from ingero.errors import BadDataError
 from ingero.job_traces.model import STEP, JobTrace
 from ingero.model.arrays import IntArray, Records
-from ingero.model.collectives import COLLECTIVE_OP, MAX_SEQ, ClockKind, CollectiveRun, Rank
+from ingero.model.collectives import (
+    COLLECTIVE_OP,
+    FULL_LIMIT,
+    MAX_SEQ,
+    ClockKind,
+    CollectiveRun,
+    Rank,
+)
 from ingero.units import NS_PER_S, NS_PER_US
 
 if TYPE_CHECKING:
@@ -26,7 +33,10 @@ if TYPE_CHECKING:
 
 RUNS: Final = b"ingero.runs"
 LABELS: Final = b"ingero.labels"
-COLUMNS: Final = ("run", *(str(name) for name in COLLECTIVE_OP.names or ()))
+_LIMIT_USE: Final = "limit_use"
+_NAMES: Final = tuple(str(name) for name in COLLECTIVE_OP.names or ())
+COLUMNS: Final = ("run", *_NAMES)
+"""All that a file may have; `_LIMIT_USE` only where a rank had a CPU limit."""
 _TIMES: Final = ("entry_ns", "inside_ns", "own_ns")
 _ALIKE: Final = 0.9
 """Of the operations that a period has to foretell."""
@@ -36,7 +46,7 @@ _MAX_PERIOD: Final = 1000
 
 def is_operations(names: Iterable[str]) -> bool:
     """Whether a Parquet file with these columns is one of ours."""
-    return set(COLUMNS) <= set(names)
+    return set(COLUMNS) - {_LIMIT_USE} <= set(names)
 
 
 def write_operations(
@@ -68,9 +78,13 @@ def write_operations(
     for name in _TIMES:
         known = ops[name] >= 0
         ops[name][known] = (ops[name][known] + NS_PER_US // 2) // NS_PER_US * NS_PER_US
-    columns: dict[str, Any] = {str(name): ops[name] for name in COLLECTIVE_OP.names or ()}
+    columns: dict[str, Any] = {name: ops[name] for name in _NAMES}
     columns["run"] = np.repeat(np.arange(len(whole)), [run.ops.size for run in whole])
-    table = pa.table({name: columns[name] for name in COLUMNS}).replace_schema_metadata({
+    if not ops[_LIMIT_USE].any():
+        del columns[_LIMIT_USE]
+    table = pa.table({
+        name: columns[name] for name in COLUMNS if name in columns
+    }).replace_schema_metadata({
         RUNS: json.dumps([_describe(run) for run in whole]),
         LABELS: json.dumps({**labels, "onset_s": onset_s}),
     })
@@ -139,8 +153,11 @@ def build_operations_trace(table: pa.Table, name: str) -> JobTrace:
     """
     ops = np.zeros(table.num_rows, COLLECTIVE_OP)
     try:
-        for column in COLLECTIVE_OP.names or ():
-            ops[column] = table[column].to_numpy()
+        for column in _NAMES:
+            if column != _LIMIT_USE:
+                ops[column] = table[column].to_numpy()
+            elif column in table.column_names:
+                ops[column] = np.clip(table[column].to_numpy(), 0, FULL_LIMIT)
         at = table["run"].to_numpy()
         stated = json.loads((table.schema.metadata or {})[RUNS])
         runs = [_build_run(run, name, ops[at == number]) for number, run in enumerate(stated)]

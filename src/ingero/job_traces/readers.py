@@ -95,9 +95,10 @@ def _read_operations(path: Path) -> pa.Table | None:
     import pyarrow.parquet as pq  # noqa: PLC0415
 
     with _parquet_errors(path), path.open("rb") as file:
-        if not is_operations(pq.read_schema(file).names):
+        names = pq.read_schema(file).names
+        if not is_operations(names):
             return None
-        return pq.read_table(file, columns=list(COLUMNS))
+        return pq.read_table(file, columns=[name for name in names if name in COLUMNS])
 
 
 def _find_gpus_per_worker(path: Path) -> int:

@@ -58,7 +58,11 @@ COLLECTIVE_OP: Final = np.dtype([
     ("own_ns", "<i8"),
     ("n_bytes", "<i8"),  # element count × type size; UNKNOWN_NS when unknown
     ("op", "u1"),  # CollectiveOp
+    # Processor time in use under its CPU limit at that time, in thousandths of the limit; 0 where it has none.
+    ("limit_use", "<u2"),
 ])
+FULL_LIMIT: Final = 1000
+"""``limit_use`` of a limit that is used up."""
 
 
 class Worker(NamedTuple):

@@ -22,6 +22,7 @@ from ingero.errors import BadDataError
 from ingero.model.arrays import Records
 from ingero.model.collectives import (
     COLLECTIVE_OP,
+    FULL_LIMIT,
     MAX_SEQ,
     UNKNOWN_NS,
     ClockKind,
@@ -150,8 +151,8 @@ def _narrow(offsets: _Column, width: int) -> bytes:
     return b"" if kind is None else offsets.astype(kind).tobytes()
 
 
-def unpack_ops(body: bytes, max_ops: int = MAX_OPS) -> Records:
-    """Unpack a record's body into rows of COLLECTIVE_OP, shape (n,), read-only.
+def unpack_ops(body: bytes, max_ops: int = MAX_OPS, limit_use: int = 0) -> Records:
+    """Unpack a record's body into rows of COLLECTIVE_OP, shape (n,), read-only, each with that use of the CPU limit.
 
     Operations of a kind this version does not know become ``UNKNOWN`` [12].
 
@@ -163,7 +164,8 @@ def unpack_ops(body: bytes, max_ops: int = MAX_OPS) -> Records:
         _COLUMN.unpack_from(body, _HEADER.size + _COLUMN.size * i) for i in range(len(_COLUMNS))
     ]
     _check_length(body, n_ops, columns)
-    ops = np.empty(n_ops, COLLECTIVE_OP)
+    ops = np.zeros(n_ops, COLLECTIVE_OP)
+    ops["limit_use"] = limit_use
     at = _DATA_AT
     for name, (mode, width, first, base) in zip(_COLUMNS, columns, strict=True):
         values = _unpack_column(body, at, n_ops, (mode, width, first, base))
@@ -310,8 +312,18 @@ def _build_records(run: CollectiveRun, wall_ns: int, late_ns: int) -> Iterator[s
             observed_time_unix_nano=wall_ns,
             event_name=COLLECTIVE_EVENT,
             body=structs.AnyValue(bytes_value=pack_ops(ops)),
-            attributes=build_attributes({**attributes, Attribute.COLLECTIVE_COUNT: len(ops)}),
+            attributes=build_attributes({
+                **attributes,
+                **_build_limit_use(ops),
+                Attribute.COLLECTIVE_COUNT: len(ops),
+            }),
         )
+
+
+def _build_limit_use(ops: Records) -> dict[str, float]:
+    """The mean use of the CPU limit while these were entered; nothing where there is no limit."""
+    limit_use = round(float(ops["limit_use"].mean())) if ops.size else 0
+    return {Attribute.RANK_LIMIT_USE: limit_use / FULL_LIMIT} if limit_use else {}
 
 
 def read_collectives(export: Export) -> CollectiveRead:
@@ -343,7 +355,7 @@ def _read_record(
         comm_rank=_get_int(attributes, Attribute.COLLECTIVE_COMM_RANK, 0, n_ranks - 1),
         n_ranks=n_ranks,
         clock=_CLOCKS[clock],
-        ops=unpack_ops(body, room),
+        ops=unpack_ops(body, room, _read_limit_use(attributes)),
     )
 
 
@@ -376,6 +388,14 @@ def read_job(attributes: Mapping[str, structs.Value]) -> str:
     if not isinstance(job, str):
         raise BadDataError(f"{Attribute.RANK_JOB} is {job!r:.60}; a string")
     return job
+
+
+def _read_limit_use(attributes: Mapping[str, structs.Value]) -> int:
+    """In thousandths; more than the whole is the whole: a limit may be lowered while time is counted."""
+    used = attributes.get(Attribute.RANK_LIMIT_USE, 0.0)
+    if not isinstance(used, int | float) or isinstance(used, bool) or not used >= 0:
+        raise BadDataError(f"{Attribute.RANK_LIMIT_USE} is {used!r:.60}; a number from 0 to 1")
+    return round(min(used, 1.0) * FULL_LIMIT)
 
 
 def _read_labels(labels: structs.Value) -> tuple[tuple[str, str], ...]:

@@ -123,6 +123,7 @@ class Attribute(StrEnum):
     COLLECTIVE_N_RANKS = "ingero.collective.n_ranks"
     COLLECTIVE_CLOCK = "ingero.collective.clock"
     COLLECTIVE_COUNT = "ingero.collective.count"
+    RANK_LIMIT_USE = "ingero.rank.cpu_limit_utilization"
     COLLECTIVE_LATE_NS = (
         "ingero.collective.late_ns"  # how long it waited for Fleet on its agent's disk
     )

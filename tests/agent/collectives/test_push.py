@@ -723,3 +723,16 @@ def test_a_communicator_that_is_used_again_and_again_outlives_all_that_were_made
     job.stand(1)
     _, standings = job.ear.take()
     assert {one.entered for one in standings if int(one.comm, 16) == 0xAB} == {seq}
+
+
+def test_operations_go_out_with_the_use_of_the_cpu_limit_at_their_time():
+    job = Job()
+    used = iter([700, 900])
+    job.pusher.on_finished = lambda _pid, _rank, _ops: next(used, 0)
+    for _ in range(2):
+        job.enter()
+        job.leave(NS_PER_MS)
+        job.clock.advance(5 * NS_PER_S)
+        job.pusher.push_due()
+    runs, _ = job.ear.take()
+    assert [run.ops["limit_use"].tolist() for run in runs] == [[700], [900]]

@@ -110,8 +110,9 @@ class UsualTimes:
         return has_moved
 
 
-OnFinished = Callable[[int, Rank, Records], None]
-"""A process, who it is to Fleet, and its newest operations: rows of COLLECTIVE_OP, entries on the monotonic clock."""
+OnFinished = Callable[[int, Rank, Records], int]
+"""A process, who it is to Fleet, and its newest operations: rows of COLLECTIVE_OP, entries on the monotonic clock.
+Returns its use of its CPU limit, as these have it."""
 
 
 @dataclass(slots=True)
@@ -168,7 +169,7 @@ class CollectivePusher:
         self._usual: dict[int, dict[str, UsualTimes]] = {}
         began_ns = clock.mono_ns()
         self._sent = _Sent(began_ns, began_ns, began_ns)
-        self.on_finished: OnFinished = lambda _pid, _rank, _ops: None
+        self.on_finished: OnFinished = lambda _pid, _rank, _ops: 0
 
     @property
     def counts(self) -> PushCounts:
@@ -270,7 +271,7 @@ class CollectivePusher:
             finished = self._device.take(rows, now_ns)
             runs = [self._build_run(one) for one in finished]
             for one, run in zip(finished, runs, strict=True):
-                self.on_finished(one.pid, run.rank, one.ops)
+                run.ops["limit_use"] = self.on_finished(one.pid, run.rank, one.ops)
             moved = [_learn(self._usual.setdefault(one.pid, {}), one) for one in finished]
             gone = self._forget_ended(ended, now_ns)
             stalled = self._find_stalled(now_ns)

@@ -16,9 +16,9 @@ import numpy as np
 
 from ingero.agent.diagnosis.counters import CounterFiles
 from ingero.model.arrays import Records
-from ingero.model.collectives import Rank
+from ingero.model.collectives import FULL_LIMIT, Rank
 from ingero.model.counters import CudaWait, ProcessCounters, TaskTimes, Work
-from ingero.recording.causal.work_rates import find_wanted_ns
+from ingero.recording.causal.work_rates import find_limit_use, find_wanted_ns
 from ingero.units import NS_PER_MS
 
 READ_NS: Final = 500 * NS_PER_MS
@@ -66,6 +66,23 @@ class CounterHistory:
         self._followed: dict[int, _Followed] = {}
         self._open_calls: Mapping[int, CudaWait] = {}
         self._read_ns = 0
+
+    def follow(self, pid: int, rank: Rank, ops: Records) -> int:
+        """Take operations of a process, as `add_ops`.
+
+        Returns:
+            What was in use of late of the CPU limit that it came closest to, in thousandths; 0 without one.
+        """
+        self.add_ops(pid, rank, ops)
+        with self._lock:
+            readings = list(self._followed[pid].readings)[-_N_LATE:]
+            calls = list(self._followed[pid].calls)
+        if len(readings) < 2:
+            return 0
+        first, last = replace(readings[0], children=_carry_workers(readings)), readings[-1]
+        cuda_ns = _find_cuda_ns(calls, first.mono_ns, last.mono_ns)
+        used = find_limit_use(Work(first, last, 0, 0, cuda_ns))
+        return round(min(used, 1.0) * FULL_LIMIT)
 
     def add_ops(self, pid: int, rank: Rank, ops: Records) -> None:
         """Operations of a process, rows of COLLECTIVE_OP with entries on the monotonic clock."""

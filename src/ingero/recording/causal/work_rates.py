@@ -66,11 +66,30 @@ def find_rates(work: Work, cgroup: int | None = None) -> WorkRates | None:
 
 def _find_parallel(work: Work, busiest_ns: int) -> float:
     """Time on a processor of all threads and children that are known, by that of the busiest."""
+    return max(_find_ran_ns(work) / busiest_ns, 1.0) if busiest_ns else 1.0
+
+
+def _find_ran_ns(work: Work) -> int:
+    """Time on a processor of all threads and children that are known."""
     known = (
         find_growth(work.first, work.last, tid) for tid in (*work.last.threads, *work.last.children)
     )
-    ran_ns = sum(one.ran_ns for one in known if one is not None)
-    return max(ran_ns / busiest_ns, 1.0) if busiest_ns else 1.0
+    return sum(one.ran_ns for one in known if one is not None)
+
+
+def find_limit_use(work: Work) -> float:
+    """Processor time in use under a quota between two readings, by the quota; of several the greatest, 0 without one.
+
+    Threads that wait in calls of CUDA spin there: that time counts for nothing, as they would be no faster with less of
+    it.
+    """
+    span_ns = max(work.last.mono_ns - work.first.mono_ns, 1)
+    own = max(_find_ran_ns(work) - (work.cuda_ns or 0.0), 0.0) / span_ns
+    used = (
+        (own + sum(_rates_of_others(work, quota.cgroup)[0].values())) / quota.n_processors
+        for quota in work.last.quotas
+    )
+    return max(used, default=0.0)
 
 
 def _find_device_ns(cuda_ns: float, period_ns: float, own_ns: float) -> float:

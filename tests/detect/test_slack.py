@@ -1,0 +1,112 @@
+"""Peers whose CPU limits are used up are no faster without the rank that comes last: nobody is named for that."""
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+from ingero.detect.groups import PairedOps
+from ingero.detect.judge import Judge
+from ingero.detect.slack import find_slack
+from ingero.model.collectives import COLLECTIVE_OP, ClockKind, CollectiveOp, CollectiveRun, Rank
+from ingero.model.verdicts import VerdictKind
+from ingero.units import NS_PER_MS, NS_PER_S
+
+STEP_NS = 200 * NS_PER_MS
+N_RANKS, LAST, N_OPS = 4, 1, 300
+
+
+def paired(own_ms, entry_ms, limit_use):
+    own = np.array(own_ms, np.int64) * NS_PER_MS
+    entry = np.array(entry_ms, np.int64) * NS_PER_MS
+    blank = np.zeros(own.shape, np.int64)
+    return PairedOps(own, entry, blank, blank, np.array(limit_use, np.int64), blank[:, 0])
+
+
+def slack_ms(ops, last_ms=(0, 0, 0)):
+    counts = ops.own_ns >= 0
+    own = np.where(counts, ops.own_ns, 0)
+    found, _ = find_slack(ops, own, counts, [at * NS_PER_MS for at in last_ms])
+    return np.round(found / NS_PER_MS, 3).tolist()
+
+
+def test_slack_is_the_time_since_the_last_operation_that_the_median_peer_leaves_unused():
+    ops = paired(
+        [[90, 50, 50], [90, 50, 50]],
+        [[100, 101, 102], [200, 201, 202]],
+        [[1000, 900, 800], [1000, 900, 700]],
+    )
+    assert slack_ms(ops) == [[9, 5, 5], [10, 10, 10]]
+    assert slack_ms(ops, (0, 1, 82))[0] == [9, 10, 5]
+
+
+def test_without_limits_slack_is_the_own_time_and_bounds_nothing():
+    ops = paired([[90, 50, 50]], [[100, 101, 102]], [[0, 0, 0]])
+    assert slack_ms(ops) == [[90, 50, 50]]
+    most_have_none = paired([[90, 50, 50]], [[100, 101, 102]], [[1000, 0, 0]])
+    assert slack_ms(most_have_none) == [[90, 50, 50]]
+
+
+def test_a_member_that_is_missing_has_no_slack_and_is_no_peer():
+    ops = paired(
+        [[90, 50, 50], [-1, 50, 50], [90, 50, 50]],
+        [[100, 101, 102], [-1, 201, 202], [300, 301, 302]],
+        [[1000, 900, 900], [-1, 800, 600], [1000, 900, 900]],
+    )
+    assert slack_ms(ops, (1, 1, 1)) == [[9.9, 10.0, 10.1], [0.0, 30.0, 30.0], [20.0, 10.0, 10.0]]
+
+
+def report(first, last, limit_use, factor=1.45):
+    """What four ranks of a job push, one of them the last to arrive, with the use of their CPU limits."""
+    rng = np.random.default_rng(0)
+    noise = rng.normal(1.0, 0.02, (N_RANKS, N_OPS))
+    for rank in range(N_RANKS):
+        ops = np.zeros(N_OPS, COLLECTIVE_OP)
+        ops["seq"] = np.arange(N_OPS)
+        own = 120 * NS_PER_MS * noise[rank] * (factor if rank == LAST else 1.0)
+        ops["own_ns"] = own.astype(np.int64)
+        ops["inside_ns"] = STEP_NS - ops["own_ns"]
+        ops["entry_ns"] = NS_PER_S + STEP_NS * np.arange(N_OPS) + ops["own_ns"]
+        ops["n_bytes"], ops["op"] = 1 << 21, CollectiveOp.ALL_REDUCE
+        ops["limit_use"] = limit_use[rank]
+        who = Rank("c", f"n{rank}", rank)
+        yield CollectiveRun(who, "a" * 16, rank, N_RANKS, ClockKind.SYNC, ops[first:last])
+
+
+def judge(limit_use, n_pushes=1, with_history=False, **changes):
+    judge = Judge()
+    bounds = np.linspace(0, N_OPS, n_pushes + 1).astype(int).tolist()
+    for at, (first, last) in enumerate(pairwise(bounds)):
+        judge.observe(list(report(first, last, limit_use, **changes)), at * NS_PER_S)
+        judge.settle(at * NS_PER_S)
+    judge.settle(10 * N_OPS * NS_PER_S, final=True)
+    (judgement,) = judge.judgements(with_history=with_history)
+    return judgement
+
+
+@pytest.mark.parametrize("with_history", [False, True])
+def test_the_last_to_arrive_is_no_culprit_where_its_peers_limits_are_used_up(with_history):
+    judgement = judge((890, 1000, 880, 870), with_history=with_history)
+    verdict = judgement.verdicts[LAST]
+    assert verdict.kind is VerdictKind.DRAG
+    assert "own time 1.4" in verdict.reason
+    assert "whose CPU limits let them be 1.1" in verdict.reason
+    # No more is charged than they could have been faster: 12 % of 300 steps of 200 ms, from where it was found slow.
+    assert verdict.excess_ns <= 0.12 * N_OPS * STEP_NS
+
+
+@pytest.mark.parametrize("limit_use", [(0, 0, 0, 0), (770, 990, 770, 760), (0, 1000, 0, 0)])
+def test_a_slow_rank_is_named_where_its_peers_have_room(limit_use):
+    verdict = judge(limit_use).verdicts[LAST]
+    assert verdict.kind is VerdictKind.CULPRIT
+    assert verdict.reason.startswith("own time 1.45× that of its 3 peers,")
+
+
+def test_how_the_operations_were_cut_into_pushes_changes_nothing():
+    use = (890, 1000, 880, 870)
+    assert judge(use, n_pushes=37).verdicts == judge(use).verdicts
+
+
+def test_a_rank_so_slow_that_its_peers_wait_in_spite_of_their_limits_is_named():
+    verdict = judge((700, 1000, 690, 710), factor=1.6).verdicts[LAST]
+    assert verdict.kind is VerdictKind.CULPRIT
