@@ -1,17 +1,24 @@
 """Peers whose CPU limits are used up are no faster without the rank that comes last: nobody is named for that."""
 
 from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+from ingero.cli.commands.replay.offline import judge_trace
 from ingero.detect.groups import PairedOps
-from ingero.detect.judge import Judge
+from ingero.detect.judge import Judge, JudgeSettings
 from ingero.detect.slack import find_slack
+from ingero.job_traces.readers import read_trace
 from ingero.model.collectives import COLLECTIVE_OP, ClockKind, CollectiveOp, CollectiveRun, Rank
 from ingero.model.verdicts import VerdictKind
 from ingero.units import NS_PER_MS, NS_PER_S
 
+RECORDED = (
+    Path(__file__).parents[1] / "data/cpu_limits/ddp_files.slow-rank-2-1.3x.batch-512.parquet"
+)
+ONSET_S = 29.683
 STEP_NS = 200 * NS_PER_MS
 N_RANKS, LAST, N_OPS = 4, 1, 300
 
@@ -110,3 +117,27 @@ def test_how_the_operations_were_cut_into_pushes_changes_nothing():
 def test_a_rank_so_slow_that_its_peers_wait_in_spite_of_their_limits_is_named():
     verdict = judge((700, 1000, 690, 710), factor=1.6).verdicts[LAST]
     assert verdict.kind is VerdictKind.CULPRIT
+
+
+def name_ranks(trace):
+    """Whoever was named at any time, by rank: when, in seconds from the fault on."""
+    named = {}
+    for judgement in judge_trace(trace, JudgeSettings()):
+        for verdict in judgement.culprits:
+            at_s = verdict.detected_entry_ns / NS_PER_S - ONSET_S
+            named.setdefault(verdict.rank.rank, at_s)
+    return named
+
+
+def test_in_a_real_job_only_the_rank_with_the_fault_is_named():
+    trace = read_trace(RECORDED)
+    (rank,) = name_ranks(trace).items()
+    assert rank == (2, pytest.approx(5.3, abs=0.1))
+    for runs in trace.runs:
+        for run in runs:
+            run.ops["limit_use"] = 0
+    unbound = name_ranks(trace)
+    assert unbound[0] < 0, "an innocent rank, before any fault"
+    assert unbound[2] == rank[1], (
+        "what limits leave is enough for the slow one: it is named no later"
+    )
