@@ -109,6 +109,23 @@ def test_a_slow_rank_is_named_where_its_peers_have_room(limit_use):
     assert verdict.reason.startswith("own time 1.45× that of its 3 peers,")
 
 
+@pytest.mark.parametrize(
+    ("limit_use", "said"), [(950, "; their CPU limits are used up to 95%"), (700, ""), (0, "")]
+)
+def test_ranks_that_are_slow_in_turns_are_told_where_it_is_their_limits(limit_use, said):
+    judge = Judge()
+    for run in report(0, N_OPS, (limit_use,) * N_RANKS, factor=1.0):
+        is_slow = np.arange(N_OPS) % N_RANKS == run.rank.rank
+        run.ops["own_ns"][is_slow] *= 2
+        run.ops["inside_ns"] = STEP_NS - run.ops["own_ns"]
+        judge.observe([run], 0)
+    judge.settle(0, final=True)
+    (judgement,) = judge.judgements()
+    assert {verdict.kind for verdict in judgement.verdicts} == {VerdictKind.IMBALANCE_DATA}
+    for verdict in judgement.verdicts:
+        assert verdict.reason.endswith("something holds now one back and now another" + said)
+
+
 def test_how_the_operations_were_cut_into_pushes_changes_nothing():
     use = (890, 1000, 880, 870)
     assert judge(use, n_pushes=37).verdicts == judge(use).verdicts

@@ -257,14 +257,24 @@ def _find_rotation(facts: Facts, group: PeerGroup) -> str:
     slowest = max(facts.evidence.of_worker(worker).n_slowest for worker in group.members)
     leads = slowest > ROTATING * max(evidence.n_spread, 1)
     stretch = float(evidence.detector.persistence.block_length[ALARM, evidence.row])
+    slower = f"the slowest of the peers takes {lost:.0%} longer than the median, in turns"
+    why = _WHY_IN_TURNS + _describe_limits(facts, group)
     if stretch > facts.settings.dependent_ops and lost >= facts.settings.alarm_slowdown:
-        return (
-            f"the slowest of the peers takes {lost:.0%} longer than the median, in turns and for stretches of about "
-            f"{stretch:.0f} operations: {_WHY_IN_TURNS}"
-        )
+        return f"{slower} and for stretches of about {stretch:.0f} operations: {why}"
     if share < ROTATING or lost < facts.settings.alarm_slowdown or leads:
         return ""
-    return f"the slowest of the peers takes {lost:.0%} longer than the median, in turns: {_WHY_IN_TURNS}"
+    return f"{slower}: {why}"
+
+
+def _describe_limits(facts: Facts, group: PeerGroup) -> str:
+    """How far the members' CPU limits are used up, where these leave too little for any of them to be named."""
+    all_took = [facts.evidence.of_worker(worker).took for worker in group.members]
+    used = 1.0 - sum(took.slack_ns for took in all_took) / max(
+        sum(took.span_ns for took in all_took), 1
+    )
+    if used * (1.0 + 2 * facts.settings.alarm_slowdown) < 1.0:
+        return ""
+    return f"; their CPU limits are used up to {used:.0%}"
 
 
 @dataclass(frozen=True, slots=True)
