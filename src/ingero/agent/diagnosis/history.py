@@ -39,6 +39,7 @@ class _Followed:
         readings: Oldest first.
         calls: When, and time in calls of CUDA until then, oldest first.
         ops: Its operations in pieces, as they were taken.
+        limit_use: What was in use of its CPU limit at the last reading, as in COLLECTIVE_OP.
     """
 
     rank: Rank
@@ -46,6 +47,7 @@ class _Followed:
     calls: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=MAX_READINGS))
     ops: deque[Records] = field(default_factory=deque)
     n_ops: int = 0
+    limit_use: int = 0
 
 
 class CounterHistory:
@@ -75,14 +77,7 @@ class CounterHistory:
         """
         self.add_ops(pid, rank, ops)
         with self._lock:
-            readings = list(self._followed[pid].readings)[-_N_LATE:]
-            calls = list(self._followed[pid].calls)
-        if len(readings) < 2:
-            return 0
-        first, last = replace(readings[0], children=_carry_workers(readings)), readings[-1]
-        cuda_ns = _find_cuda_ns(calls, first.mono_ns, last.mono_ns)
-        used = find_limit_use(Work(first, last, 0, 0, cuda_ns))
-        return round(min(used, 1.0) * FULL_LIMIT)
+            return self._followed[pid].limit_use
 
     def add_ops(self, pid: int, rank: Rank, ops: Records) -> None:
         """Operations of a process, rows of COLLECTIVE_OP with entries on the monotonic clock."""
@@ -137,6 +132,7 @@ class CounterHistory:
                     self._followed.pop(pid, None)
                 elif one is not None:
                     one.readings.append(reading)
+                    one.limit_use = _find_limit_use(one)
                     self._drop_old(one)
 
     def _drop_old(self, one: _Followed) -> None:
@@ -222,6 +218,17 @@ class CounterHistory:
             one = self._followed.get(pid)
             ops = list(one.ops) if one is not None else []
         return _sum_up(ops, start_ns, end_ns)[0]
+
+
+def _find_limit_use(one: _Followed) -> int:
+    """As `_Followed.limit_use`, over the last readings."""
+    readings = list(one.readings)[-_N_LATE:]
+    if len(readings) < 2 or not readings[-1].quotas:
+        return 0
+    first, last = replace(readings[0], children=_carry_workers(readings)), readings[-1]
+    cuda_ns = _find_cuda_ns(list(one.calls), first.mono_ns, last.mono_ns)
+    used = find_limit_use(Work(first, last, 0, 0, cuda_ns))
+    return round(min(used, 1.0) * FULL_LIMIT)
 
 
 def _carry_workers(readings: Sequence[ProcessCounters]) -> dict[int, TaskTimes]:
