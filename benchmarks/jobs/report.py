@@ -1,6 +1,6 @@
 """The table as Markdown."""
 
-from benchmarks.jobs.score import LIVE
+from benchmarks.jobs.score import LIVE, SLOWED, count_slowed
 
 METHOD_HEAD = (
     "| method | right rank | right and nobody else | innocents named | of these disturbed | median delay (s) | healthy runs with an alarm |",
@@ -8,10 +8,10 @@ METHOD_HEAD = (
 )
 FAULT_HEAD = (
     (
-        "| fault | runs | right rank | innocents | in turns | delay (s) | first cause right | wrong | unexplained |"
+        "| fault | runs | steps | right rank | innocents | in turns | delay (s) | first cause right | wrong | unexplained |"
         " excess explained | cause after verdict (s) |"
     ),
-    "|---|---|---|---|---|---|---|---|---|---|",
+    "|---|---|---|---|---|---|---|---|---|---|---|---|",
 )
 PAGES = {
     "reduced": ("Real jobs, measured", "make bench-jobs", "results.json"),
@@ -61,9 +61,11 @@ def build_tables(results):
     lines += ["", *FAULT_HEAD]
     for row in results["faults"]:
         of = f" of {row['asked_why']}" if row["asked_why"] else ""
+        ratio = row["step_ratio_median"]
         cells = [
             row["fault"],
             row["n"],
+            None if ratio is None else f"×{ratio}",
             row["right"],
             row["innocents_named"],
             row["uneven"],
@@ -76,6 +78,12 @@ def build_tables(results):
         cells += [row["unexplained"] if of else "", row["share_explained_median"]]
         cells += [row["after_verdict_s_median"]]
         lines.append(f"| {' | '.join(map(show, cells))} |")
+    n_slowed, n_right = count_slowed(results["runs"])
+    if n_slowed:
+        lines += [
+            "",
+            f"Of {n_slowed} runs whose median step took at least {SLOWED} times as long once the fault was there, the right rank was named in {n_right}.",
+        ]
     return lines
 
 
@@ -130,7 +138,8 @@ def build_foot(results):
     """What the columns mean."""
     return (
         "*Right rank*: the rank with the fault was named after the onset. *Innocents*: ranks that were named without a fault, or before theirs; *of these disturbed*: other work on"
-        f" the machine kept them from running {results['disturbed_pct']:.0f} % of the time more than the median rank, so that they were slow. *In turns*: runs at whose end"
+        f" the machine kept them from running {results['disturbed_pct']:.0f} % of the time more than the median rank, so that they were slow. *Steps*: the median step once the fault was there, by what it"
+        " was before: the median of the runs of which it is known. *In turns*: runs at whose end"
         " Fleet said that ranks are slow in turns (`imbalance:data`), which names nobody; with `imbalance` it is the answer. *ingero, live*:"
         " the verdict of Fleet in the run itself, with probes, pushes and agents; all other methods judge the recording of the run. `pause` and `kill` stop the job, which only"
         " live progress shows: no method can tell them from the records. Megatron's report always names somebody; it is no alarm. CUSUM and the MAD rules have the settings that they have for GPU jobs in `benchmarks/detect`, where steps differ by less. The first cause is"

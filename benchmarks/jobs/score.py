@@ -6,8 +6,12 @@ from benchmarks.jobs.methods import METHODS, relabel
 
 from ingero.job_traces.operations import read_labels
 from ingero.job_traces.readers import read_trace
+from ingero.units import NS_PER_S
 
 HANGS = ("pause", "kill")
+MIN_STEPS = 5
+SLOWED = 1.3
+"""The least slowdown whose rank has to be named."""
 LIVE = "ingero, live"
 
 
@@ -20,7 +24,35 @@ def judge_recording(path, settings, methods=METHODS):
     for name, method in methods:
         alarms = method(trace, settings).alarms
         said[name] = {str(rank): round(at - onset_s, 2) for (rank, _), at in sorted(alarms.items())}
-    return {"n_ops": trace.n_ops, "n_steps": int(trace.steps.size), "said": said}
+    return {
+        "n_ops": trace.n_ops,
+        "n_steps": int(trace.steps.size),
+        "step_ratio": find_step_ratio(trace.steps, labels["onset_s"]),
+        "said": said,
+    }
+
+
+def find_step_ratio(steps, onset_s):
+    """The median step's time once the fault is there by what it was before; None without enough of either.
+
+    A fault that the job hardly feels is there all the same: its rank counts as one that should be named.
+    """
+    if onset_s is None:
+        return None
+    begin_s, took_s = steps["begin_ns"] / NS_PER_S, (steps["end_ns"] - steps["begin_ns"]) / NS_PER_S
+    parts = [took_s[(begin_s + took_s < onset_s)], took_s[begin_s >= onset_s]]
+    if min(part.size for part in parts) < MIN_STEPS:
+        return None
+    before, after = (float(np.median(part)) for part in parts)
+    return round(after / before, 2)
+
+
+def count_slowed(rows):
+    """Runs of which it is known that the fault made steps at least `SLOWED` times as long, and those rightly named."""
+    slowed = [
+        row for row in rows if row["rank"] is not None and (row.get("step_ratio") or 0.0) >= SLOWED
+    ]
+    return len(slowed), sum(row["scores"][LIVE]["right"] for row in slowed)
 
 
 def read_live(outcome):
@@ -121,6 +153,7 @@ def summarise_faults(rows):
             "right": sum(score["right"] for score in live),
             "innocents_named": sum(len(score["innocents"]) for score in live),
             "uneven": sum(is_uneven(row) for row in of),
+            "step_ratio_median": median(row.get("step_ratio") for row in of),
             "delay_s_median": median(score["delay_s"] for score in live),
             "asked_why": len(causes),
             "first_cause_right": sum(cause["is_right"] for cause in causes),
