@@ -407,9 +407,9 @@ class RankEvidence:
         carried = np.array([worker.took for worker in workers], np.int64).T
         parts = np.stack([own, excess, *times])
         before = np.cumsum(parts, axis=1) - parts + carried[:, None]
-        sums = parts.sum(axis=1).T.tolist()
+        sums = (parts.sum(axis=1) + carried).T.tolist()
         for column, worker in enumerate(workers):
-            worker.took = worker.took.plus(Took(*sums[column]))
+            worker.took = Took._make(sums[column])
             worker.n_ops += int(n_ops[column])
             worker.last_ns = max(worker.last_ns, int(last_ns[column]))
         return _Summed(before, kept.ops)
