@@ -56,5 +56,6 @@ class Job:
                 int(own_ns[rank]),
                 1 << 20,
                 CollectiveOp.ALL_REDUCE,
+                0,
             ))
         self._seq += 1
