@@ -10,7 +10,12 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
+import numpy as np
 import pytest
+
+from ingero.job_traces.readers import read_trace
+from ingero.model.collectives import FULL_LIMIT
+from ingero.units import NS_PER_S
 
 pytestmark = [pytest.mark.kernel, pytest.mark.slow]
 PROGRAM = "from ingero.cli.main import main; main()"
@@ -181,8 +186,9 @@ def test_real_job_whose_disk_is_slow_is_told_by_its_rank_and_why():
 
 @pytest.mark.live
 @pytest.mark.torch
-def test_real_job_that_is_slow_in_python_is_told_by_its_line_and_not_by_its_quota():
-    fault = ("--fault", "slow-python:2:40ms", "--duration", "60s")
+def test_real_job_that_is_slow_in_python_is_told_by_its_line_and_not_by_its_quota(tmp_path):
+    recorded = tmp_path / "run.parquet"
+    fault = ("--fault", "slow-python:2:40ms", "--duration", "60s", "--record", str(recorded))
     result = up("--ranks", "4", "--job", str(JOBS / "ddp.py"), *fault)
     assert result["culprits"] == [2]
     assert result["diagnosis"]["cause"] == "more-computing", result["diagnosis"]
@@ -191,6 +197,17 @@ def test_real_job_that_is_slow_in_python_is_told_by_its_line_and_not_by_its_quot
     (lines,) = [fact for fact in computing["evidence"] if fact.startswith("running, of ")]
     assert lines.partition(": ")[2].startswith("inside.py:"), "the line at which it is most often"
     assert "compute_in_python" in lines
+    used = [read_limit_use(recorded, rank) for rank in range(4)]
+    assert used[2] > 0.8, used
+    assert 0.1 < max(used[:2] + used[3:]) < 0.8, "the others have room: their hosts wait for it"
+
+
+def read_limit_use(recorded, rank):
+    """How much of its CPU limit a rank's host used in the last ten seconds of a recording."""
+    runs = read_trace(recorded).runs[rank]
+    entered = np.concatenate([run.ops["entry_ns"] for run in runs])
+    used = np.concatenate([run.ops["limit_use"] for run in runs])
+    return float(used[entered > entered.max() - 10 * NS_PER_S].mean()) / FULL_LIMIT
 
 
 @pytest.mark.live
