@@ -17,13 +17,14 @@ _COMM = "00000000000000c5"
 
 
 class Job:
-    """Operations of every rank as time passes, one of whom may be slow."""
+    """Operations of every rank as time passes on this monotonic clock, one of whom may be slow."""
 
-    def __init__(self, seed):
+    def __init__(self, seed, mono_ns=time.monotonic_ns):
+        self._mono_ns = mono_ns
         self._random = np.random.default_rng(seed)
         self._lock = threading.Lock()
-        self._wall_ns = time.time_ns() - time.monotonic_ns()
-        self._leave_ns = time.monotonic_ns()
+        self._wall_ns = time.time_ns() - mono_ns()
+        self._leave_ns = mono_ns()
         self._seq = 0
         self._made = [[] for _ in range(N_RANKS)]
         self.slow = None
@@ -31,7 +32,7 @@ class Job:
     def take(self, rank):
         """A rank's operations since the last time, as a run; None without any."""
         with self._lock:
-            while self._leave_ns < time.monotonic_ns():
+            while self._leave_ns < self._mono_ns():
                 self._step()
             rows, self._made[rank] = self._made[rank], []
         if not rows:
