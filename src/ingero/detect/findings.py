@@ -190,18 +190,17 @@ def _weigh(facts: Facts, worker: int, episode: AlarmEpisode) -> WorkerFinding | 
         took, slowdown = episode.took, episode.slowdown
     settings = facts.settings
     shared, n_others = _shared_slowdown(facts, worker, episode)
-    excess_ns = took.excess_ns
     if shared > 1.0 + settings.notice_slowdown:
-        excess_ns -= round((took.own_ns - excess_ns) * (shared - 1.0))
+        usual_ns = round((took.own_ns - took.excess_ns) * (shared - 1.0))
+        took = took._replace(excess_ns=took.excess_ns - usual_ns)
         if slowdown is not None:
             slowdown = Slowdown(
                 *(x / shared for x in (slowdown.median, slowdown.low, slowdown.high))
             )
     else:
         shared = 1.0
-    ratio, bound = _find_ratio(took, excess_ns)
-    own_ratio = took.ratio if bound else ratio
-    excess_ns = min(excess_ns, took.slack_ns)
+    ratio, bound = _find_ratio(took)
+    excess_ns = min(took.excess_ns, took.slack_ns)
     median = 0.0 if slowdown is None else slowdown.median
     # Of what limits leave to gain the median operation says as little as of bursts.
     is_in_all = not bound and median >= 1.0 + settings.alarm_slowdown
@@ -230,7 +229,7 @@ def _weigh(facts: Facts, worker: int, episode: AlarmEpisode) -> WorkerFinding | 
     how = (f"{beside}, in bursts" if in_bursts else beside) + bound
     return WorkerFinding(
         VerdictKind.CULPRIT if is_culprit else VerdictKind.DRAG,
-        f"own time {own_ratio:.2f}× that of its {n_peers - 1} peers{how}, {format_duration(excess_ns)} in all{ended}",
+        f"own time {took.ratio:.2f}× that of its {n_peers - 1} peers{how}, {format_duration(excess_ns)} in all{ended}",
         episode,
         slowdown,
         max(excess_ns, 0),
@@ -239,15 +238,10 @@ def _weigh(facts: Facts, worker: int, episode: AlarmEpisode) -> WorkerFinding | 
     )
 
 
-def _find_ratio(took: Took, excess_ns: int) -> tuple[float, str]:
-    """How much slower a worker is than its peers are, or could be by their CPU limits; and a note where these count.
-
-    Args:
-        took: In one slowdown.
-        excess_ns: What of that was beyond its peers.
-    """
-    if excess_ns <= took.slack_ns:
-        return took.own_ns / max(took.own_ns - excess_ns, 1), ""
+def _find_ratio(took: Took) -> tuple[float, str]:
+    """How much slower a worker is than its peers are, or could be by their CPU limits; and a note where these count."""
+    if took.excess_ns <= took.slack_ns:
+        return took.ratio, ""
     ratio = took.span_ns / max(took.span_ns - took.slack_ns, 1)
     return ratio, f", whose CPU limits let them be {ratio:.2f}× as fast at most"
 

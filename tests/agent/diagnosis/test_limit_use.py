@@ -56,7 +56,7 @@ class Files:
 
 
 def follow(history):
-    return history.follow(PID, RANK, np.zeros(1, COLLECTIVE_OP))
+    return history.add_ops(PID, RANK, np.zeros(1, COLLECTIVE_OP))
 
 
 def test_what_is_pushed_is_the_use_of_the_last_seconds_and_never_more_than_all():

@@ -69,18 +69,12 @@ class CounterHistory:
         self._open_calls: Mapping[int, CudaWait] = {}
         self._read_ns = 0
 
-    def follow(self, pid: int, rank: Rank, ops: Records) -> int:
-        """Take operations of a process, as `add_ops`.
+    def add_ops(self, pid: int, rank: Rank, ops: Records) -> int:
+        """Operations of a process, rows of COLLECTIVE_OP with entries on the monotonic clock.
 
         Returns:
             What was in use of late of the CPU limit that it came closest to, in thousandths; 0 without one.
         """
-        self.add_ops(pid, rank, ops)
-        with self._lock:
-            return self._followed[pid].limit_use
-
-    def add_ops(self, pid: int, rank: Rank, ops: Records) -> None:
-        """Operations of a process, rows of COLLECTIVE_OP with entries on the monotonic clock."""
         kept = np.zeros(len(ops), _OP)
         kept["entry_ns"], kept["own_ns"] = ops["entry_ns"], np.maximum(ops["own_ns"], 0)
         with self._lock:
@@ -90,6 +84,7 @@ class CounterHistory:
             one.n_ops += len(kept)
             while one.n_ops > MAX_OPS and len(one.ops) > 1:
                 one.n_ops -= len(one.ops.popleft())
+            return one.limit_use
 
     def add_calls(self, mono_ns: int, took_ns: Mapping[int, float]) -> None:
         """Time that processes spent in calls of CUDA since the last time, by pid; one that is not named made none."""

@@ -307,7 +307,7 @@ def open_live(
             PushPace(health.loop.push_interval_ns, health.loop.early_push_gap_ns),
             DeviceCollectives(ring_parent(), clock.mono_ns()),
         )
-        pusher.on_finished, pusher.offset_ns = history.follow, history.offset_ns
+        pusher.on_finished, pusher.offset_ns = history.add_ops, history.offset_ns
         rounds = PushRounds(pusher, history, clock, callbacks.notify)
 
         def count_outcomes() -> CollectiveCounts:
