@@ -1,6 +1,10 @@
-"""Where hosts get their processor time, and what is written for it; the kernel's files are a folder here."""
+"""Where hosts get their processor time, and what is written for it; the kernel's files are a folder in most tests."""
 
 import os
+import signal
+import subprocess
+import sys
+from contextlib import ExitStack
 
 import pytest
 
@@ -213,3 +217,30 @@ def test_hosts_have_the_whole_machine_while_a_run_of_the_job_loads_but_those_wit
     assert read() == ["5000 10000", "2500 10000"]
     hosts.divide(is_loading=True)  # the job was requeued
     assert read() == ["10000 10000", "2500 10000"]
+
+
+LARGE = "own = b'1' * 400_000_000; print(flush=True); input()"
+SPINS = "print(flush=True)\nwhile True: pass"
+
+
+@pytest.mark.kernel
+def test_group_is_removed_though_its_processes_have_next_to_no_time_and_much_to_give_back():
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        )
+        for program in (LARGE, SPINS)
+    ]
+    with ExitStack() as stack:
+        for process in processes:
+            stack.enter_context(process)
+            assert process.stdout.readline() == b"\n"
+        with open_cleanup() as cleanup, open_shares(1, cleanup, slow_disks=[0]) as (share,):
+            share.limit(find_least_part(1))
+            share.limit_reading(1)
+            for members in share.members:
+                for process in processes:
+                    members.write_text(str(process.pid))
+        folders = {share.folder, share.disk_folder}
+        assert [folder for folder in folders if folder.exists()] == []
+        assert [process.wait() for process in processes] == [-signal.SIGKILL] * 2

@@ -40,8 +40,15 @@ WEIGHTS: Final = {"cpu.shares": 10_240, "cpu.weight": 1_000}
 _MOUNTS: Final = Path("/proc/self/mountinfo")
 _DISKS: Final = Path("/sys/block")
 _OWN: Final = Path("/proc/self/cgroup")
-# The processes of a host end before its cgroup can be removed, and a run that was killed has not ended them.
-_REMOVE: Final = """for _ in 1 2 3 4 5 6 7 8 9 10; do
+# The processes of a host end before its cgroup can be removed, and a run that was killed has not ended them. Within
+# the host's limits a process takes seconds to end: that is work of its own, the more the more memory it had.
+_REMOVE: Final = """lift() { [ -w "$1/$2" ] && echo "$3" >"$1/$2"; }
+lift "$1" cpu.cfs_quota_us -1; lift "$1" cpu.max max
+for file in blkio.throttle.read_bps_device:0 io.max:rbps=max; do
+[ -r "$1/${file%:*}" ] || continue
+disks=; while read -r disk _; do disks="$disks $disk"; done <"$1/${file%:*}"
+for disk in $disks; do lift "$1" "${file%:*}" "$disk ${file#*:}"; done; done
+for _ in 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20 21 22 23 24 25; do
 rmdir "$1" 2>/dev/null && exit; while read -r pid; do kill -9 "$pid"; done <"$1/cgroup.procs"; sleep 0.2; done"""
 
 # What another cgroup is limited by would be gone with its controller. `ingero-*` are hosts of another run.
