@@ -224,6 +224,18 @@ def test_a_name_that_is_not_utf8_is_one(tmp_path, data_dir):
     assert read_labels(named) == read_labels(recording)
 
 
+def test_no_thread_of_arrows_holds_a_file_of_pythons(monkeypatch, data_dir):
+    """The last to let go of one while Python ends, it ends the process by SIGABRT."""
+    read, seen = pq.read_table, []
+    monkeypatch.setattr(
+        pq, "read_table", lambda file, **options: seen.append(file) or read(file, **options)
+    )
+    for path in (find_packaged("AR"), *sorted((data_dir / "cpu_limits").glob("*.parquet"))):
+        read_trace(path)
+    assert len(seen) >= 2
+    assert {type(file) for file in seen} == {pa.OSFile}
+
+
 def test_missing_files_and_missing_columns_are_named(tmp_path):
     with pytest.raises(BadDataError, match="No such file"):
         read_trace(tmp_path / "none.parquet")

@@ -17,6 +17,7 @@ import numpy as np
 
 from ingero.errors import BadDataError
 from ingero.job_traces.model import STEP, JobTrace
+from ingero.job_traces.parquet import open_parquet
 from ingero.model.arrays import IntArray, Records
 from ingero.model.collectives import (
     COLLECTIVE_OP,
@@ -136,7 +137,7 @@ def read_labels(path: Path) -> dict[str, Any]:
     import pyarrow.parquet as pq  # noqa: PLC0415
 
     try:
-        with path.open("rb") as file:
+        with open_parquet(path) as file:
             found = json.loads((pq.read_schema(file).metadata or {}).get(LABELS, b"{}"))
     except (pa.ArrowException, OSError, ValueError) as error:
         raise BadDataError(f"{path}: its labels cannot be read: {error}") from error

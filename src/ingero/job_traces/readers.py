@@ -14,6 +14,7 @@ from ingero.errors import BadDataError
 from ingero.job_traces.convert import build_job_trace
 from ingero.job_traces.model import JobTrace, TraceRows
 from ingero.job_traces.operations import COLUMNS, build_operations_trace, is_operations
+from ingero.job_traces.parquet import open_parquet
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -57,7 +58,7 @@ def read_straggler_rows(path: Path) -> TraceRows:
     import pyarrow as pa  # noqa: PLC0415
     import pyarrow.parquet as pq  # noqa: PLC0415
 
-    with _parquet_errors(path), path.open("rb") as file:  # Arrow takes no name that is not UTF-8
+    with _parquet_errors(path), open_parquet(path) as file:
         names = pq.read_schema(file).names
         missing = [name for name in _REQUIRED if name not in names]
         if missing:
@@ -94,7 +95,7 @@ def _read_operations(path: Path) -> pa.Table | None:
     """The rows of a file of operations; None for another one."""
     import pyarrow.parquet as pq  # noqa: PLC0415
 
-    with _parquet_errors(path), path.open("rb") as file:
+    with _parquet_errors(path), open_parquet(path) as file:
         names = pq.read_schema(file).names
         if not is_operations(names):
             return None
