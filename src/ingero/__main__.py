@@ -1,6 +1,6 @@
 """``python -m ingero`` is ``ingero``."""
 
-from ingero.cli.main import main
+from ingero.cli.entry_points import run_ingero
 
 if __name__ == "__main__":
-    main()
+    run_ingero()

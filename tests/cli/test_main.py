@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from contextlib import suppress
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -262,6 +263,34 @@ sys.exit(run_program(command))
         cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False,
     )  # fmt: skip
     assert (done.returncode, done.stderr.strip()) == (status, said)
+
+
+SCRIPTS = sorted(
+    script.value
+    for script in metadata.distribution("ingero").entry_points.select(group="console_scripts")
+    if script.name != "ingero-health-check"  # it imports next to nothing
+)
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_program_that_is_interrupted_while_it_is_imported_ends_with_130_and_says_nothing(script):
+    module, _, function = script.partition(":")
+    code = f"""
+import importlib.abc, os, signal, sys
+
+class Interrupts(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path, target=None):
+        if name == "click":
+            exec("os.kill(os.getpid(), signal.SIGINT); signal.sigtimedwait([], 0)")
+
+sys.meta_path.insert(0, Interrupts())
+from {module} import {function}
+{function}()
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
 
 
 def test_failure_without_an_interrupt_keeps_its_status():

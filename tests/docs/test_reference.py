@@ -3,11 +3,11 @@
 import subprocess
 import sys
 import tomllib
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
+from ingero.cli.entry_points import PROGRAMS
 from ingero.cli.reference import PAGES, PLAIN, find_programs
 from ingero.config.describe import iter_keys
 from ingero.fleet.builtin import FACTORIES
@@ -45,8 +45,10 @@ def test_every_key_of_service_has_a_description():
 
 def test_every_console_script_is_described():
     scripts = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]
-    modules = {value.partition(":")[0] for value in scripts.values()}
-    modules = {module for module in modules if find_spec(module) is not None}
-    assert len(find_programs()) + len(PLAIN) == len(modules)
+    plain = {f"{module}:main": name for module, (name, _) in PLAIN.items()}
+    assert scripts.keys() == PROGRAMS.keys() | plain.values()
+    for name, value in scripts.items():
+        assert plain.get(value, "") == name or value.startswith("ingero.cli.entry_points:run_")
+    assert find_programs().keys() == PROGRAMS.keys() - {"straggler-sink"} | {"ingero-sink"}
     page = PAGES["cli.md"]()
     assert all(f"\n## {name}\n" in page for name, _ in PLAIN.values())

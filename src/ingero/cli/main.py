@@ -22,6 +22,7 @@ from ingero.cli.boundary import (
     is_interrupt,
     is_reader_gone,
 )
+from ingero.cli.entry_points import end_interrupted
 from ingero.cli.help import keep_line_breaks
 from ingero.cli.lazy_commands import LazyCommands
 from ingero.cli.standard_files import STDOUT, choose_colour, prepare_standard_files
@@ -94,14 +95,14 @@ def run_program(program: click.Command, args: Sequence[str] | None = None) -> in
             _discard_output()
             return 0
         if is_interrupt(error):
-            return _end_interrupted()
+            return end_interrupted()
         found, is_interrupted = find_error(error), is_after_interrupt(error)
         if found is None and not is_interrupted:
             raise
         if isinstance(error, OSError) and error.filename is None:
             _discard_output()  # what did not go through would fail once more when Python ends
         status = 1 if found is None else _show(found)
-        return _end_interrupted() if is_interrupted else status
+        return end_interrupted() if is_interrupted else status
 
 
 def _run(program: click.Command, args: Sequence[str] | None) -> int:
@@ -115,21 +116,11 @@ def _run(program: click.Command, args: Sequence[str] | None) -> int:
         result = program.main(args=given.now, standalone_mode=False, color=choose_colour())
         sys.stdout.flush()  # what cannot be written fails here, not while Python ends
     except click.exceptions.Abort:
-        return _end_interrupted()
+        return end_interrupted()
     except click.ClickException as error:
         error.show()
         return error.exit_code
     return result if isinstance(result, int) else 0
-
-
-def _end_interrupted() -> int:
-    """130, also under ``python -m``.
-
-    CPython (Python/pythonrun.c, run_eval_code_obj) notes an interrupt that passes through an `exec` of text, as
-    `dataclasses` does, and in the end kills itself by SIGINT instead of giving our status. The next `exec` resets it.
-    """
-    exec("")  # noqa: S102 - nothing of anybody's
-    return 130
 
 
 def _show(error: IngeroError) -> int:
@@ -146,5 +137,5 @@ def _discard_output() -> None:
 
 
 def main() -> None:
-    """Entry point of the ``ingero`` console script."""
+    """Run the program ``ingero`` as the console script does."""
     sys.exit(run_program(cli))

@@ -12,14 +12,13 @@ import importlib
 import inspect
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from importlib.metadata import entry_points
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
 import click
 
 from ingero.cli.arguments import iter_old
+from ingero.cli.entry_points import PROGRAMS
 from ingero.cli.help import keep_line_breaks
 from ingero.cli.programs import health_check
 from ingero.cli.settings_file import OLD_KEYS, find_settings
@@ -219,15 +218,12 @@ def _old_option_table() -> Iterator[str]:
 
 
 def find_programs() -> dict[str, click.Command]:
-    """The click program behind each console script that is built and has one; scripts of one program are one entry."""
+    """The click program behind each console script that has one; scripts of one program are one entry."""
     programs: dict[str, click.Command] = {}
-    for script in sorted(entry_points(group="console_scripts"), key=lambda one: len(one.name)):
-        if script.module in PLAIN:
-            continue
-        if script.value.startswith("ingero.") and find_spec(script.module) is not None:
-            command = _program_of(importlib.import_module(script.module))
-            if command not in programs.values():
-                programs[script.name] = command
+    for name, module in sorted(PROGRAMS.items(), key=lambda one: len(one[0])):
+        command = _program_of(importlib.import_module(module))
+        if command not in programs.values():
+            programs[name] = command
     return programs
 
 
