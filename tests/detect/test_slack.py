@@ -1,5 +1,7 @@
 """Peers whose CPU limits are used up are no faster without the rank that comes last: nobody is named for that."""
 
+from collections import defaultdict
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -9,16 +11,17 @@ import pytest
 from ingero.cli.commands.replay.offline import judge_trace
 from ingero.detect.groups import PairedOps
 from ingero.detect.judge import Judge, JudgeSettings
-from ingero.detect.slack import find_slack
+from ingero.detect.slack import LimitInterval, count_excess, find_slack
+from ingero.job_traces.model import iter_pushes
 from ingero.job_traces.readers import read_trace
 from ingero.model.collectives import COLLECTIVE_OP, ClockKind, CollectiveOp, CollectiveRun, Rank
 from ingero.model.verdicts import VerdictKind
 from ingero.units import NS_PER_MS, NS_PER_S
 
-RECORDED = (
-    Path(__file__).parents[1] / "data/cpu_limits/ddp_files.slow-rank-2-1.3x.batch-512.parquet"
-)
+DATA = Path(__file__).parents[1] / "data/cpu_limits"
+RECORDED = DATA / "ddp_files.slow-rank-2-1.3x.batch-512.parquet"
 ONSET_S = 29.683
+RECORDED_QUOTA = DATA / "ddp_files.cpu-quota-0-70pct.batch-512.parquet"
 STEP_NS = 200 * NS_PER_MS
 N_RANKS, LAST, N_OPS = 4, 1, 300
 
@@ -33,8 +36,8 @@ def paired(own_ms, entry_ms, limit_use):
 def slack_ms(ops, last_ms=(0, 0, 0)):
     counts = ops.own_ns >= 0
     own = np.where(counts, ops.own_ns, 0)
-    found, _ = find_slack(ops, own, counts, [at * NS_PER_MS for at in last_ms])
-    return np.round(found / NS_PER_MS, 3).tolist()
+    found = find_slack(ops, own, counts, [at * NS_PER_MS for at in last_ms])
+    return np.round(found.slack_ns / NS_PER_MS, 3).tolist()
 
 
 def test_slack_is_the_time_since_the_last_operation_that_the_median_peer_leaves_unused():
@@ -61,6 +64,64 @@ def test_a_member_that_is_missing_has_no_slack_and_is_no_peer():
         [[1000, 900, 900], [-1, 800, 600], [1000, 900, 900]],
     )
     assert slack_ms(ops, (1, 1, 1)) == [[9.9, 10.0, 10.1], [0.0, 30.0, 30.0], [20.0, 10.0, 10.0]]
+
+
+def count(ops, excess_ms, latest, last_ms=(0, 0, 0)):
+    counts = ops.own_ns >= 0
+    own = np.where(counts, ops.own_ns, 0)
+    slack = find_slack(ops, own, counts, [at * NS_PER_MS for at in last_ms])
+    excess = np.array(excess_ms, np.int64) * NS_PER_MS
+    counted, began = count_excess(ops, excess, counts, slack, latest)
+    return np.round(counted / NS_PER_MS).astype(int).tolist(), began
+
+
+def test_excess_counts_up_to_the_slack_of_its_interval_and_no_later_one():
+    ops = paired(
+        [[900, 500, 500]] * 4,
+        [[1_000, 1_000, 1_000], [2_000, 2_000, 2_000], [10_000, 9_999, 9_999], [18_000] * 3],
+        [[1000, 900, 900], [1000, 800, 800], [1000, 500, 500], [1000, 0, 0]],
+    )
+    counted, began = count(
+        ops, [[400, 0, 0], [150, 0, 0], [0, 0, 0], [400, 0, 0]], fresh(3), (1, 1, 1)
+    )
+    # 100 of 400; then 300 of 550 in all; what the next interval leaves unused adds nothing; then there is no limit.
+    assert [row[0] for row in counted] == [100, 200, 0, 400]
+    assert began[:, 0].tolist() == [0, 0, 2, 3]
+    assert began[:, 1].tolist() == [0, 0, 0, 3]
+
+
+def fresh(n):
+    return [LimitInterval() for _ in range(n)]
+
+
+def test_what_counts_of_the_excess_does_not_depend_on_how_operations_are_cut():
+    rng = np.random.default_rng(1)
+    n, m = 400, 4
+    own = rng.integers(50, 200, (n, m))
+    own[rng.random((n, m)) < 0.1] = -1
+    use = rng.integers(300, 1000, (n, 1)) * (
+        rng.random((n, 1)) < np.repeat([1, 0, 0.9, 1], n // 4)[:, None]
+    )
+    entry = np.cumsum(rng.integers(100, 900, (n, 1)), axis=0) + rng.integers(0, 50, (n, m))
+    excess = np.where(own < 0, 0, rng.integers(-80, 200, (n, m)))
+    excess = np.minimum(excess, np.maximum(own, 0))
+
+    def cut(*bounds):
+        latest, found, last = fresh(m), [], (0,) * m
+        for first, end in pairwise((0, *bounds, n)):
+            some = slice(first, end)
+            ops = paired(
+                own[some],
+                np.where(own[some] < 0, -1, entry[some]),
+                np.where(own[some] < 0, -1, use[some]),
+            )
+            ops = replace(ops, own_ns=np.where(own[some] < 0, -1, ops.own_ns))
+            found += count(ops, excess[some], latest, last)[0]
+            seen = np.where(own[:end] < 0, 0, entry[:end]).max(axis=0)
+            last = tuple(seen.tolist())
+        return found, latest
+
+    assert cut(1, 2, 57, 58, 99, 100, 130, 150, 180, 250, 333) == cut()
 
 
 def report(first, last, limit_use, factor=1.45):
@@ -126,9 +187,58 @@ def test_ranks_that_are_slow_in_turns_are_told_where_it_is_their_limits(limit_us
         assert verdict.reason.endswith("something holds now one back and now another" + said)
 
 
-def test_how_the_operations_were_cut_into_pushes_changes_nothing():
-    use = (890, 1000, 880, 870)
-    assert judge(use, n_pushes=37).verdicts == judge(use).verdicts
+SLOWER, WAITING_USE = 3, 550
+
+
+def report_change(first, last):
+    """The same job: after half of the time another rank takes twice as long, and its peers wait for it."""
+    half = N_OPS // 2
+    for run in report(first, last, (890, 1000, 880, 870)):
+        later = run.ops["seq"] >= half
+        own = (120 if run.rank.rank != SLOWER else 240) * NS_PER_MS
+        run.ops["own_ns"][later] = own
+        run.ops["inside_ns"][later] = 300 * NS_PER_MS - own
+        run.ops["entry_ns"][later] += (
+            (run.ops["seq"][later].astype(np.int64) - half) * 100 * NS_PER_MS
+        )
+        run.ops["limit_use"][later] = WAITING_USE if run.rank.rank != SLOWER else 900
+        yield run
+
+
+def look_often(parts, every_s):
+    """Who was named at any look, by rank: when first, in seconds."""
+    judge, named = Judge(), {}
+    for at, runs in enumerate(parts):
+        now_ns = round(at * every_s * NS_PER_S)
+        judge.observe(list(runs), now_ns)
+        judge.settle(now_ns)
+        for judgement in judge.judgements():
+            for verdict in judgement.culprits:
+                named.setdefault(verdict.rank.rank, (at + 1) * every_s)
+    return named
+
+
+def test_room_that_limits_leave_later_says_nothing_of_the_time_before():
+    looks = (report_change(at, at + 5) for at in range(0, N_OPS, 5))
+    assert look_often(looks, every_s=1.0) == {SLOWER: pytest.approx(45, abs=10)}
+
+
+@pytest.mark.parametrize("limited", [slice(None), slice(0, N_OPS, 2), slice(100, 150)])
+def test_how_the_operations_were_cut_into_pushes_changes_nothing(limited):
+    def judge(n_pushes):
+        judge = Judge()
+        bounds = np.linspace(0, N_OPS, n_pushes + 1).astype(int).tolist()
+        for at, (first, last) in enumerate(pairwise(bounds)):
+            runs = list(report_change(first, last))
+            for run in runs:
+                known = np.isin(run.ops["seq"], np.arange(N_OPS)[limited])
+                run.ops["limit_use"][~known] = 0
+            judge.observe(runs, at * NS_PER_S)
+            judge.settle(at * NS_PER_S)
+        judge.settle(10 * N_OPS * NS_PER_S, final=True)
+        return judge.judgements(with_history=True)
+
+    assert judge(37) == judge(1)
 
 
 def test_a_rank_so_slow_that_its_peers_wait_in_spite_of_their_limits_is_named():
@@ -158,3 +268,12 @@ def test_in_a_real_job_only_the_rank_with_the_fault_is_named():
     assert unbound[2] == rank[1], (
         "what limits leave is enough for the slow one: it is named no later"
     )
+
+
+def test_in_a_real_job_the_slow_rank_is_named_as_soon_as_its_peers_wait_and_no_other_is():
+    trace = read_trace(RECORDED_QUOTA)
+    parts = defaultdict(list)
+    for push in iter_pushes(trace, 5 * NS_PER_S):
+        parts[push.at_ns].extend(push.runs)
+    named = look_often((parts[at] for at in sorted(parts)), every_s=5.0)
+    assert named == {0: pytest.approx(60, abs=5)}, "the fault begins at 40.4 s"

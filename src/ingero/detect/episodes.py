@@ -9,6 +9,7 @@ from typing import Final, NamedTuple
 from ingero.model.verdicts import Slowdown
 
 _REMEMBERED: Final = 16
+_BY_CHANCE: Final = 0.1
 
 
 class Took(NamedTuple):
@@ -17,15 +18,18 @@ class Took(NamedTuple):
     Attributes:
         own_ns: Own time.
         excess_ns: Own time above the median peer's; may be negative.
-        slack_ns: By how much its peers could have been faster as far as their CPU limits go; at least the own time
-            where they have none. What the worker took beyond them for longer than that kept nobody waiting.
+        slack_ns: By how much its peers could have been faster as far as their CPU limits go; the own time where they
+            have none.
         span_ns: The time of which that is a part.
+        counted_ns: The excess, but in no interval of `slack` more than the slack in it: what the worker took beyond
+            its peers for longer than that kept nobody waiting.
     """
 
     own_ns: int = 0
     excess_ns: int = 0
     slack_ns: int = 0
     span_ns: int = 0
+    counted_ns: int = 0
 
     def plus(self, other: Took) -> Took:
         """Both."""
@@ -35,10 +39,25 @@ class Took(NamedTuple):
         """What came after it."""
         return Took(*(one - less for one, less in zip(self, before, strict=True)))
 
+    def less(self, usual_ns: int) -> Took:
+        """The same, where so much of the excess is nothing of the worker's own."""
+        excess_ns = self.excess_ns - usual_ns
+        return self._replace(excess_ns=excess_ns, counted_ns=min(self.counted_ns, excess_ns))
+
     @property
     def ratio(self) -> float:
         """Own time by the median peer's."""
         return self.own_ns / max(self.own_ns - self.excess_ns, 1)
+
+    @property
+    def is_bound(self) -> bool:
+        """Whether limits leave out more of the excess than intervals of a few operations do by chance."""
+        return self.excess_ns - self.counted_ns > _BY_CHANCE * abs(self.excess_ns)
+
+    @property
+    def ratio_within_limits(self) -> float:
+        """The time that passed by what it would have been without the excess that counts."""
+        return self.span_ns / max(self.span_ns - self.counted_ns, 1)
 
 
 NOTHING: Final = Took()

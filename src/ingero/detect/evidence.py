@@ -21,7 +21,7 @@ from ingero.detect.ranks.alarms import Crossing
 from ingero.detect.ranks.edetector import EDetector
 from ingero.detect.ranks.settings import MIN_PEERS, N_TIERS, EDetectorSettings
 from ingero.detect.replicas import ReplicaTimes
-from ingero.detect.slack import find_slack
+from ingero.detect.slack import LimitInterval, count_excess, find_slack, note_intervals
 from ingero.detect.usual_work import UsualWork
 from ingero.model.arrays import FloatArray, IntArray
 from ingero.model.verdicts import Slowdown
@@ -41,6 +41,7 @@ class WorkerEvidence:
     Attributes:
         n_ops: Compared operations.
         took: What they add up to.
+        limits: What they do as far as their peers' CPU limits go, lately.
         last_ns: Entry of the last of them, on the worker's clock.
         n_slowest: Spread-out operations of the group that it is in now in which it was the slowest.
         compared_among: Workers in the group that it was compared in last, where that of now is too small; else 0.
@@ -52,6 +53,7 @@ class WorkerEvidence:
 
     n_ops: int = 0
     took: Took = NOTHING
+    limits: LimitInterval = field(default_factory=LimitInterval)
     last_ns: int = 0
     n_slowest: int = 0
     compared_among: int = 0
@@ -167,7 +169,7 @@ class _Kept:
 
 @dataclass(frozen=True, slots=True)
 class _Summed:
-    """Each worker's sums before each operation, one after the other as in `Took`, shape (4, T, m)."""
+    """Each worker's sums before each operation, one after the other as in `Took`, shape (5, T, m)."""
 
     sums: IntArray
     ops: PairedOps
@@ -403,10 +405,13 @@ class RankEvidence:
         n_ops = np.count_nonzero(is_known, axis=0)
         last_ns = np.where(is_known, kept.ops.entry_ns, 0).max(axis=0)
         workers = [self._workers[member] for member in group.members]
-        times = find_slack(kept.ops, own, is_known, [worker.last_ns for worker in workers])
+        slack = find_slack(kept.ops, own, is_known, [worker.last_ns for worker in workers])
+        limits = [worker.limits for worker in workers]
+        counted, began = count_excess(kept.ops, excess, is_known, slack, limits)
         carried = np.array([worker.took for worker in workers], np.int64).T
-        parts = np.stack([own, excess, *times])
+        parts = np.stack([own, excess, slack.slack_ns, slack.span_ns, counted])
         before = np.cumsum(parts, axis=1) - parts + carried[:, None]
+        note_intervals(before, began, limits)
         sums = (parts.sum(axis=1) + carried).T.tolist()
         for column, worker in enumerate(workers):
             worker.took = Took._make(sums[column])

@@ -185,22 +185,24 @@ def _weigh(facts: Facts, worker: int, episode: AlarmEpisode) -> WorkerFinding | 
     assert known.group is not None
     if episode.cleared_ns is None:
         took = evidence.took.since(episode.onset.before)
+        latest = evidence.took.since(max(episode.onset.before, evidence.limits.previous, key=_span))
         slowdown = facts.evidence.slowdown(known.group, worker, episode.since_op)
     else:
         took, slowdown = episode.took, episode.slowdown
+        latest = took
     settings = facts.settings
     shared, n_others = _shared_slowdown(facts, worker, episode)
     if shared > 1.0 + settings.notice_slowdown:
         usual_ns = round((took.own_ns - took.excess_ns) * (shared - 1.0))
-        took = took._replace(excess_ns=took.excess_ns - usual_ns)
+        took = took.less(usual_ns)
         if slowdown is not None:
             slowdown = Slowdown(
                 *(x / shared for x in (slowdown.median, slowdown.low, slowdown.high))
             )
     else:
         shared = 1.0
-    ratio, bound = _find_ratio(took)
-    excess_ns = min(took.excess_ns, took.slack_ns)
+    ratio, bound = _find_ratio(took, latest)
+    excess_ns = took.counted_ns if bound else took.excess_ns
     median = 0.0 if slowdown is None else slowdown.median
     # Of what limits leave to gain the median operation says as little as of bursts.
     is_in_all = not bound and median >= 1.0 + settings.alarm_slowdown
@@ -238,11 +240,21 @@ def _weigh(facts: Facts, worker: int, episode: AlarmEpisode) -> WorkerFinding | 
     )
 
 
-def _find_ratio(took: Took) -> tuple[float, str]:
-    """How much slower a worker is than its peers are, or could be by their CPU limits; and a note where these count."""
-    if took.excess_ns <= took.slack_ns:
+def _span(took: Took) -> int:
+    return took.span_ns
+
+
+def _find_ratio(took: Took, latest: Took) -> tuple[float, str]:
+    """How much slower a worker is than its peers are, or could be by their CPU limits; and a note where these count.
+
+    Args:
+        took: What its slowdown adds up to.
+        latest: The same of its last intervals, in which limits may leave more: whether it is slow now does not
+            depend on how long it was the last before without keeping anybody waiting.
+    """
+    if not took.is_bound:
         return took.ratio, ""
-    ratio = took.span_ns / max(took.span_ns - took.slack_ns, 1)
+    ratio = max(took.ratio_within_limits, latest.ratio_within_limits)
     return ratio, f", whose CPU limits let them be {ratio:.2f}× as fast at most"
 
 
