@@ -105,9 +105,9 @@ def count_excess(
         What each operation adds, shape (T, m); and the operation with which its interval began, -1 for one before
         these, of the same shape.
     """
+    if not slack.is_limited.any() and all(one.number == _NO_LIMIT for one in latest):
+        return excess_ns, np.broadcast_to(np.int64(-1), excess_ns.shape)
     state = np.array([(one.number, one.excess_ns, one.slack_ns) for one in latest], np.int64).T
-    if not slack.is_limited.any() and (state[0] == _NO_LIMIT).all():
-        return excess_ns, np.full(excess_ns.shape, -1)
     rows = np.arange(excess_ns.shape[0] + 1)[:, None]
     numbers = np.where(slack.is_limited[:, None], ops.entry_ns // INTERVAL_NS, _NO_LIMIT)
     last = np.maximum.accumulate(np.where(counts, rows[1:], 0), axis=0)
@@ -135,10 +135,8 @@ def note_intervals(before: IntArray, began: IntArray, latest: Sequence[LimitInte
         began: As `count_excess` says.
         latest: By worker.
     """
-    for at, one in enumerate(latest):
-        first = int(began[-1, at])
-        if first < 0:
-            continue
+    for at in np.flatnonzero(began[-1] >= 0).tolist():
+        one, first = latest[at], int(began[-1, at])
         earlier = int(began[first - 1, at]) if first else -1
         one.previous = Took._make(before[:, earlier, at].tolist()) if earlier >= 0 else one.began
         one.began = Took._make(before[:, first, at].tolist())
