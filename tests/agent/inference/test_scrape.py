@@ -1,11 +1,4 @@
-"""The metrics of serving engines, read over HTTP from pages as the engines publish them.
-
-No engine runs here. vLLM and SGLang make their pages with ``prometheus_client``, so theirs are made with it, with the
-names, labels and buckets of the projects' sources; TGI's (Rust) and Triton's (C++) are written out in the form of those
-libraries. Numbers are ours. Sources: vllm/v1/metrics/loggers.py and docs/usage/metrics.md (vllm-project/vllm);
-docs/references/production_metrics.md (sgl-project/sglang); docs/source/reference/metrics.md
-(huggingface/text-generation-inference); docs/user_guide/metrics.md (triton-inference-server/server).
-"""
+"""The metrics of serving engines, read over HTTP: each engine that is found, and what becomes of failures."""
 
 import socket
 import threading
@@ -14,11 +7,16 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from tests.agent.inference.engine_pages import (
+    MODEL,
+    PAGE_OF_TGI,
+    PAGE_OF_TRITON,
+    page_of_vllm,
+    write_process,
+)
 
 from ingero.agent.inference import pages, scrape
-from ingero.agent.inference.engines import SGLANG, TGI, TRITON, VLLM, find_engine, find_option
-from ingero.agent.inference.pages import read_page
+from ingero.agent.inference.engines import VLLM
 from ingero.agent.inference.scrape import (
     EngineScraper,
     EngineState,
@@ -29,277 +27,9 @@ from ingero.agent.inference.scrape import (
 from ingero.agent.inference.series import iter_inference_series, read_losses
 from ingero.agent.inference.watch import InferenceSettings, InferenceWatch
 from ingero.agent.metrics.exporting import PrometheusPage, build_export
-from ingero.agent.metrics.series import Distribution
 from ingero.cli.commands.trace.inference import describe_engine
-from ingero.errors import BadDataError
 from ingero.testing.clock import ManualClock
 from ingero.units import NS_PER_S
-
-MODEL = "meta-llama/Llama-3.1-8B-Instruct"
-
-
-def page_of_vllm():
-    registry = CollectorRegistry()
-    labels, values = (
-        ("model_name", "engine"),
-        [(MODEL, "0"), (MODEL, "1")],
-    )  # two data-parallel engines
-    first = Histogram(
-        "vllm:time_to_first_token_seconds",
-        "TTFT.",
-        labels,
-        registry=registry,
-        buckets=(0.1, 0.25, 1.0),
-    )
-    token = Histogram(
-        "vllm:inter_token_latency_seconds", "ITL.", labels, registry=registry, buckets=(0.01, 0.025)
-    )
-    prompt = Counter("vllm:prompt_tokens", "Prefill tokens.", labels, registry=registry)
-    done = Counter(
-        "vllm:request_success", "Finished.", (*labels, "finished_reason"), registry=registry
-    )
-    running = Gauge("vllm:num_requests_running", "Running.", labels, registry=registry)
-    cache = Gauge("vllm:kv_cache_usage_perc", "Used.", labels, registry=registry)
-    Gauge("vllm:cache_config_info", "Config.", ("block_size",), registry=registry).labels("16").set(
-        1
-    )
-    for at, value in enumerate(values):
-        for seconds in (0.05, 0.2, 3.0):
-            first.labels(*value).observe(seconds)
-        token.labels(*value).observe(0.02)
-        prompt.labels(*value).inc(100 + at)
-        running.labels(*value).set(3 + at)
-        cache.labels(*value).set(0.5 + 0.25 * at)
-        done.labels(*value, "stop").inc(2)
-        done.labels(*value, "length").inc(1)
-    return generate_latest(registry).decode()
-
-
-def page_of_sglang():
-    registry = CollectorRegistry()
-    labels = ("model_name",)
-    Counter("sglang:prompt_tokens", "Prefill.", labels, registry=registry).labels(MODEL).inc(
-        8.128902e06
-    )
-    Gauge("sglang:token_usage", "Usage.", labels, registry=registry).labels(MODEL).set(0.28)
-    Gauge("sglang:num_queue_reqs", "Waiting.", labels, registry=registry).labels(MODEL).set(2826)
-    request = Histogram(
-        "sglang:e2e_request_latency_seconds", "E2E.", labels, registry=registry, buckets=(1, 10)
-    )
-    for seconds in (0.5, 5, 50):
-        request.labels(MODEL).observe(seconds)
-    older = Histogram(
-        "sglang:time_per_output_token_seconds", "TPOT.", labels, registry=registry, buckets=(0.05,)
-    )
-    older.labels(MODEL).observe(0.04)
-    return generate_latest(registry).decode()
-
-
-PAGE_OF_TGI = """\
-# TYPE tgi_request_success counter
-tgi_request_success 41
-
-# TYPE tgi_queue_size gauge
-tgi_queue_size 7
-
-# TYPE tgi_batch_current_size gauge
-tgi_batch_current_size 12
-
-# TYPE tgi_batch_forward_duration histogram
-tgi_batch_forward_duration_bucket{method="prefill",le="0.1"} 3
-tgi_batch_forward_duration_bucket{method="prefill",le="+Inf"} 5
-tgi_batch_forward_duration_sum{method="prefill"} 1.5
-tgi_batch_forward_duration_count{method="prefill"} 5
-tgi_batch_forward_duration_bucket{method="decode",le="0.1"} 100
-tgi_batch_forward_duration_bucket{method="decode",le="+Inf"} 100
-tgi_batch_forward_duration_sum{method="decode"} 2.25
-tgi_batch_forward_duration_count{method="decode"} 100
-
-# TYPE tgi_request_generated_tokens histogram
-tgi_request_generated_tokens_bucket{le="64"} 40
-tgi_request_generated_tokens_bucket{le="+Inf"} 41
-tgi_request_generated_tokens_sum 1234
-tgi_request_generated_tokens_count 41
-
-"""
-PAGE_OF_TRITON = """\
-# HELP nv_inference_request_success Number of successful inference requests, all batch sizes
-# TYPE nv_inference_request_success counter
-nv_inference_request_success{model="ensemble",version="1"} 161
-nv_inference_request_success{model="bert",version="1"} 20
-nv_inference_request_success{model="bert",version="2"} 22
-# HELP nv_inference_queue_duration_us Cumulative inference queuing duration in microseconds (includes cached requests)
-# TYPE nv_inference_queue_duration_us counter
-nv_inference_queue_duration_us{model="ensemble",version="1"} 11110
-# HELP nv_gpu_utilization GPU utilization rate [0.0 - 1.0)
-# TYPE nv_gpu_utilization gauge
-nv_gpu_utilization{gpu_uuid="GPU-1"} 0.78
-"""
-
-
-def told(page, engine):
-    """Numbers of a page by name and model."""
-    return {
-        (metric.name, model): number
-        for (metric, model), number in read_page(page, engine).numbers.items()
-    }
-
-
-def test_a_page_of_vllm_with_two_engines_is_added_up():
-    found = told(page_of_vllm(), VLLM)
-    first = found["gen_ai.server.time_to_first_token", MODEL]
-    assert first == Distribution((0.1, 0.25, 1.0), (2, 2, 0, 2), pytest.approx(6.5))
-    assert found["gen_ai.server.time_per_output_token", MODEL].counts == (0, 2, 0)
-    assert found["gen_ai.token.usage.input", MODEL] == 201
-    assert found["gen_ai.server.request.success", MODEL] == 6
-    assert found["gen_ai.server.batch.size", MODEL] == 7
-    assert found["gen_ai.server.kv_cache.utilization", MODEL] == 0.75  # the fuller one's
-
-
-def test_a_page_of_sglang_is_read_with_the_names_of_its_older_releases():
-    found = told(page_of_sglang(), SGLANG)
-    assert found["gen_ai.token.usage.input", MODEL] == 8_128_902
-    assert found["gen_ai.server.queue.size", MODEL] == 2826
-    assert found["gen_ai.server.request.duration", MODEL].counts == (1, 1, 1)
-    assert found["gen_ai.server.time_per_output_token", MODEL].counts == (1, 0)
-
-
-def test_a_page_of_tgi_has_its_phases_apart():
-    found = told(PAGE_OF_TGI, TGI)
-    assert found["gen_ai.server.request.duration.prefill", ""] == Distribution((0.1,), (3, 2), 1.5)
-    assert found["gen_ai.server.request.duration.decode", ""] == Distribution(
-        (0.1,), (100, 0), 2.25
-    )
-    assert found["gen_ai.token.usage.output", ""] == 1234
-    assert found["gen_ai.server.request.success", ""] == 41
-
-
-def test_a_page_of_triton_has_a_number_for_each_model():
-    found = told(PAGE_OF_TRITON, TRITON)
-    assert found == {
-        ("gen_ai.server.request.success", "ensemble"): 161,
-        ("gen_ai.server.request.success", "bert"): 42,
-        ("gen_ai.server.queue.time", "ensemble"): pytest.approx(0.01111),
-    }
-
-
-@pytest.mark.parametrize(
-    "page",
-    [
-        "<html>not found</html>",
-        'vllm:num_requests_running{model_name="x} 1',
-        "vllm:num_requests_running NaN",
-        "vllm:num_requests_running 1e999",
-        '# TYPE vllm:time_to_first_token_seconds histogram\nvllm:time_to_first_token_seconds_bucket{le="1"} 5\n',
-        (
-            '# TYPE vllm:time_to_first_token_seconds histogram\nvllm:time_to_first_token_seconds_bucket{le="1"} 5\n'
-            'vllm:time_to_first_token_seconds_bucket{le="+Inf"} 4\n'
-        ),
-    ],
-)
-def test_a_page_that_cannot_be_read_is_bad_data(page):
-    with pytest.raises(BadDataError):
-        read_page(page, VLLM)
-
-
-TTFT = "vllm:time_to_first_token_seconds"
-
-
-@pytest.mark.parametrize(
-    "lines",
-    [
-        ['vllm:kv_cache_usage_perc{model_name="x"} NaN'],
-        ['vllm:prompt_tokens_total{model_name="x"} -3'],
-        ['vllm:num_requests_waiting{e="0"} 1e308', 'vllm:num_requests_waiting{e="1"} 1e308'],
-        [f'{TTFT}_bucket{{le="1"}} 5'],
-        [f'{TTFT}_bucket{{le="NaN"}} 5', f'{TTFT}_bucket{{le="+Inf"}} 5'],
-        [f'{TTFT}_bucket{{le="1"}} 5', f'{TTFT}_bucket{{le="+Inf"}} 5', f"{TTFT}_sum NaN"],
-    ],
-    ids=["not a number", "negative", "too large", "no last bucket", "no bound", "sum"],
-)
-def test_a_metric_that_cannot_be_read_leaves_the_others_of_its_page(lines):
-    page = read_page("\n".join([*lines, "vllm:num_requests_running 4", ""]), VLLM)
-    assert {metric.name: number for (metric, _), number in page.numbers.items()} == {
-        "gen_ai.server.batch.size": 4
-    }
-    assert page.unreadable == {lines[0].split("{")[0].removesuffix("_bucket")}
-
-
-def test_a_line_that_is_too_long_is_refused_before_it_is_parsed():
-    """The parser's time grows with the square of a line's labels: 300 000 of them took 90 seconds."""
-    page = "a{" + ",".join(f'l{i}="v"' for i in range(100_000)) + "} 1\n"
-    began_s = time.monotonic()
-    with pytest.raises(BadDataError, match="a line of"):
-        read_page(page, VLLM)
-    assert time.monotonic() - began_s < 5
-
-
-@pytest.mark.parametrize(
-    ("line", "engine"),
-    [
-        ("python3 -m vllm.entrypoints.openai.api_server --model x", VLLM),
-        ("/usr/bin/python3 /opt/bin/vllm serve meta/x --port 9000", VLLM),
-        ("python -m sglang.launch_server --model-path x", SGLANG),
-        ("text-generation-launcher --model-id x", TGI),
-        ("/opt/tritonserver/bin/tritonserver --model-repository=/m", TRITON),
-        ("vim vllm.py", None),
-        ("python train.py --comment vllm", None),
-        ("", None),
-    ],
-)
-def test_engines_are_recognised_by_their_command_lines(line, engine):
-    assert find_engine(line.split()) is engine
-
-
-def test_options_are_read_in_both_forms():
-    assert find_option(["vllm", "--port", "9000"], ("--port",)) == "9000"
-    assert find_option(["vllm", "--port=9001"], ("--port",)) == "9001"
-    assert find_option(["vllm", "--port"], ("--port",)) == ""
-
-
-def write_process(proc, pid, line, *, start_ticks=0):
-    folder = proc / str(pid)
-    folder.mkdir(exist_ok=True)
-    (folder / "cmdline").write_bytes("\0".join(line.split()).encode() + b"\0")
-    if start_ticks:
-        (folder / "stat").write_text(f"{pid} (a (b) c) S {'0 ' * 18}{start_ticks} 0\n")
-
-
-def test_each_port_is_one_engine_and_a_wrong_port_is_the_usual_one(tmp_path):
-    write_process(tmp_path, 5, "vllm serve a --port 9000")
-    write_process(tmp_path, 6, "vllm serve a --port 9000")  # a fork of it
-    write_process(tmp_path, 7, "tritonserver --metrics-port=99999")
-    write_process(tmp_path, 8, "bash")
-    found = [(one.engine, one.pid, one.port) for one in find_engines([8, 7, 6, 5, 4], tmp_path)]
-    assert found == [(VLLM, 5, 9000), (TRITON, 7, 8002)]
-
-
-@pytest.mark.parametrize(
-    ("line", "environ", "port"),
-    [
-        ("text-generation-launcher", None, 3000),  # ended, or not ours to read
-        ("text-generation-launcher", b"", 3000),
-        ("text-generation-launcher", b"A=1\0PORT=80\0", 80),
-        ("text-generation-launcher --port 8080", b"PORT=80\0", 8080),
-        ("text-generation-launcher", b"PORT=tcp://10.0.0.1:80\0", 3000),
-        ("text-generation-launcher", b"PORT=99999\0", 3000),
-        ("vllm serve a", b"PORT=80\0", 8000),  # no variable of its own
-        (f"vllm serve a --port {'9' * 5000}", None, 8000),
-    ],
-)
-def test_a_port_is_that_of_an_option_else_of_the_environment_of_tgi_else_the_default(
-    tmp_path, line, environ, port
-):
-    write_process(tmp_path, 5, line)
-    if environ is not None:
-        (tmp_path / "5" / "environ").write_bytes(environ)
-    assert [one.port for one in find_engines([5], tmp_path)] == [port]
-
-
-def test_the_server_that_tgi_starts_is_no_engine_of_its_own(tmp_path):
-    write_process(tmp_path, 5, "text-generation-launcher")
-    write_process(tmp_path, 6, "text-generation-router --port 3000 --master-shard-uds-path /s-0")
-    assert [(one.pid, one.port) for one in find_engines([5, 6], tmp_path)] == [(5, 3000)]
 
 
 @contextmanager
@@ -535,14 +265,6 @@ def test_readings_stay_counted_when_an_engine_was_away(proc):
             scraper.scrape_due()
             clock.advance(30 * NS_PER_S)
         assert scraper.engines[0].outcomes == {ScrapeOutcome.TAKEN: 2}
-
-
-def test_of_processes_with_one_port_the_first_that_started_is_the_engine(tmp_path):
-    """A fork may have the lower number once numbers have begun anew."""
-    (tmp_path / "stat").write_text("btime 1700000000\n")
-    write_process(tmp_path, 5, "vllm serve a", start_ticks=2000)
-    write_process(tmp_path, 9, "vllm serve a", start_ticks=1000)
-    assert [one.pid for one in find_engines([5, 9], tmp_path)] == [9]
 
 
 def page_of_models(models):
