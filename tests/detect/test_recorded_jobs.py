@@ -7,8 +7,10 @@ import pytest
 from benchmarks.jobs import __main__ as program
 from benchmarks.jobs.methods import METHODS
 from benchmarks.jobs.score import judge_recording, score_one
+from tests.support.looks import cut_trace, look_often
 
 from ingero.job_traces.operations import read_labels
+from ingero.job_traces.readers import read_trace
 
 RECORDED = Path(__file__).parents[1] / "data" / "jobs"
 SETTINGS = json.loads((Path(program.__file__).parent / "settings.json").read_text())
@@ -42,6 +44,15 @@ def test_every_slow_rank_is_named_after_its_onset_and_nobody_else_in_any_run(rec
         name for name, one in recorded.items() if one.rank is not None and not scores[name]["right"]
     }
     assert missed == set()
+
+
+def test_nobody_else_is_named_at_any_push(recorded):
+    """What is said for a while only is not in the last answer, and users have read it."""
+    named = {name: look_often(cut_trace(read_trace(one.path))) for name, one in recorded.items()}
+    assert {name: named[name].keys() - {one.rank} for name, one in recorded.items()} == {
+        name: set() for name in recorded
+    }
+    assert sum(map(len, named.values())) >= 9
 
 
 def test_the_set_holds_five_jobs_and_a_third_of_it_is_healthy(recorded):

@@ -1,18 +1,17 @@
 """Peers whose CPU limits are used up are no faster without the rank that comes last: nobody is named for that."""
 
-from collections import defaultdict
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.support.looks import cut_trace, look_often
 
 from ingero.cli.commands.replay.offline import judge_trace
 from ingero.detect.groups import PairedOps
 from ingero.detect.judge import Judge, JudgeSettings
 from ingero.detect.slack import LimitInterval, count_excess, find_slack
-from ingero.job_traces.model import iter_pushes
 from ingero.job_traces.readers import read_trace
 from ingero.model.collectives import COLLECTIVE_OP, ClockKind, CollectiveOp, CollectiveRun, Rank
 from ingero.model.verdicts import VerdictKind
@@ -205,19 +204,6 @@ def report_change(first, last):
         yield run
 
 
-def look_often(parts, every_s):
-    """Who was named at any look, by rank: when first, in seconds."""
-    judge, named = Judge(), {}
-    for at, runs in enumerate(parts):
-        now_ns = round(at * every_s * NS_PER_S)
-        judge.observe(list(runs), now_ns)
-        judge.settle(now_ns)
-        for judgement in judge.judgements():
-            for verdict in judgement.culprits:
-                named.setdefault(verdict.rank.rank, (at + 1) * every_s)
-    return named
-
-
 def test_room_that_limits_leave_later_says_nothing_of_the_time_before():
     looks = (report_change(at, at + 5) for at in range(0, N_OPS, 5))
     assert look_often(looks, every_s=1.0) == {SLOWER: pytest.approx(45, abs=10)}
@@ -271,9 +257,5 @@ def test_in_a_real_job_only_the_rank_with_the_fault_is_named():
 
 
 def test_in_a_real_job_the_slow_rank_is_named_as_soon_as_its_peers_wait_and_no_other_is():
-    trace = read_trace(RECORDED_QUOTA)
-    parts = defaultdict(list)
-    for push in iter_pushes(trace, 5 * NS_PER_S):
-        parts[push.at_ns].extend(push.runs)
-    named = look_often((parts[at] for at in sorted(parts)), every_s=5.0)
+    named = look_often(cut_trace(read_trace(RECORDED_QUOTA)))
     assert named == {0: pytest.approx(60, abs=5)}, "the fault begins at 40.4 s"
