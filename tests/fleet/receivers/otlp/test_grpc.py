@@ -15,6 +15,7 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2_grpc import Me
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2_grpc import TraceServiceStub
 from tests.fleet.receivers.otlp.requests import Questions
+from tests.support.grpc_channels import watch_channel
 
 from ingero.errors import IngeroError, PermanentError, RetryableError
 from ingero.fleet.component import PushAnswerer, QuestionSource
@@ -265,9 +266,9 @@ def test_connections_are_renewed_at_their_age(serve, dial):
     running = serve(grpc={"keepalive": {"server_parameters": settings}})
     channel = dial(running)
     seen = []
-    channel.subscribe(seen.append)
     export = MetricsServiceStub(channel).Export
     ready, idle = grpc.ChannelConnectivity.READY, grpc.ChannelConnectivity.IDLE
-    while ready not in seen or idle not in seen[seen.index(ready) :]:
-        export(push(), wait_for_ready=True, timeout=120)
+    with watch_channel(channel, seen.append):
+        while ready not in seen or idle not in seen[seen.index(ready) :]:
+            export(push(), wait_for_ready=True, timeout=120)
     assert running.cluster.batches

@@ -5,6 +5,7 @@ import queue
 import socket
 import struct
 import threading
+from contextlib import ExitStack
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import grpc
@@ -13,6 +14,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2_grpc import MetricsServiceStub
 from tests.support import local_http
+from tests.support.grpc_channels import watch_channel
 
 from ingero.fleet.receivers.otlp import grpc_health
 from ingero.otlp.names import GRPC_SERVICES, Signal
@@ -179,19 +181,20 @@ def test_a_fleet_whose_queue_is_full_says_so_until_it_takes_again_and_when_it_en
     }
     point = {"name": "m", "gauge": {"dataPoints": [{"timeUnixNano": "1", "asDouble": 1}]}}
     body = {"resourceMetrics": [{"scopeMetrics": [{"metrics": [point]}]}]}
-    with run_fleet(config) as fleet:
+    with run_fleet(config) as fleet, ExitStack() as stack:
         target = fleet.addresses["receivers.otlp grpc"]
         channel = dial(target)
         whole, metrics, logs = (Watcher(channel, name) for name in ("", METRICS, LOGS))
         assert [one.next() for one in (whole, metrics, logs)] == [SERVING] * 3
         asked = {"healthCheckConfig": {"serviceName": METRICS}, "loadBalancingConfig": [{"round_robin": {}}]}  # fmt: skip
         balanced = dial(target, **{"grpc.service_config": json.dumps(asked)})
-        grpc.channel_ready_future(balanced).result(30)
+        states = queue.Queue()
+        stack.enter_context(watch_channel(balanced, states.put))
+        while states.get(timeout=120) is not grpc.ChannelConnectivity.READY:
+            pass
         url = f"http://{fleet.addresses['receivers.otlp http']}/v1/metrics"
         wait_until(lambda: local_http.post(url, json=body).status_code == 503)
         assert metrics.next() == NOT_SERVING
-        states = queue.Queue()
-        balanced.subscribe(states.put)
         while states.get(timeout=120) is not grpc.ChannelConnectivity.TRANSIENT_FAILURE:
             pass  # a client that balances load would take another Fleet
         destination.lets.release(1000)
