@@ -1,5 +1,7 @@
 """Recordings of what agents pushed: written, read and judged again."""
 
+import os
+
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -52,6 +54,14 @@ def test_what_was_pushed_is_read_again_with_whose_it_is_on_a_clock_of_its_own(tm
         for name in ("seq", "inside_ns", "own_ns", "n_bytes", "op"):
             assert run.ops[name].tolist() == given.ops[name].tolist()
     assert read_labels(path) == {"job": "ddp.py", "onset_s": 0.03}
+
+
+def test_a_file_may_have_any_name_and_one_that_exists_is_replaced(tmp_path):
+    path = tmp_path / os.fsdecode(b"trace-\xff.parquet")
+    path.write_bytes(b"1" * 100_000)
+    write_operations(path, [steps_of(0, 3), steps_of(1, 3)], {"seed": 1})
+    assert read_trace(path).n_ops == 12
+    assert read_labels(path)["seed"] == 1
 
 
 def test_the_use_of_a_cpu_limit_is_kept_where_there_is_one(tmp_path):

@@ -17,7 +17,7 @@ import numpy as np
 
 from ingero.errors import BadDataError
 from ingero.job_traces.model import STEP, JobTrace
-from ingero.job_traces.parquet import open_parquet
+from ingero.job_traces.parquet import create_parquet, open_parquet
 from ingero.model.arrays import IntArray, Records
 from ingero.model.collectives import (
     COLLECTIVE_OP,
@@ -89,15 +89,16 @@ def write_operations(
         RUNS: json.dumps([_describe(run) for run in whole]),
         LABELS: json.dumps({**labels, "onset_s": onset_s}),
     })
-    pq.write_table(
-        table,
-        path,
-        compression="zstd",
-        compression_level=19,
-        use_dictionary=["run", "n_bytes", "op"],
-        column_encoding=dict.fromkeys(("seq", *_TIMES), "DELTA_BINARY_PACKED"),
-        write_statistics=False,
-    )
+    with create_parquet(path) as file:
+        pq.write_table(
+            table,
+            file,
+            compression="zstd",
+            compression_level=19,
+            use_dictionary=["run", "n_bytes", "op"],
+            column_encoding=dict.fromkeys(("seq", *_TIMES), "DELTA_BINARY_PACKED"),
+            write_statistics=False,
+        )
 
 
 def merge_runs(runs: Iterable[CollectiveRun]) -> list[CollectiveRun]:
