@@ -220,7 +220,9 @@ def test_a_name_that_is_not_utf8_is_one(tmp_path, data_dir):
     recording = data_dir / "jobs/ddp.cpu-hog-3.s0.parquet"
     named = tmp_path / os.fsdecode(b"job\xff.parquet")
     shutil.copy(recording, named)
-    assert read_trace(named).n_ops == read_trace(recording).n_ops
+    trace = read_trace(named)
+    assert trace.n_ops == read_trace(recording).n_ops
+    assert {worker.cluster_id for worker in trace.workers} == {r"job\xff"}  # it is sent as UTF-8
     assert read_labels(named) == read_labels(recording)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from contextlib import contextmanager
 from importlib import resources
@@ -126,7 +127,8 @@ def read_trace(path: Path) -> JobTrace:
         raise BadDataError(
             f"{path}: not a trace of a known format (Parquet, as docs/specs/trace-format.md says)"
         )
-    name = path.stem.removeprefix("trace-")
+    # It becomes the cluster's, which is sent as UTF-8.
+    name = os.fsencode(path.stem.removeprefix("trace-")).decode(errors="backslashreplace")
     operations = _read_operations(path)
     if operations is not None:
         return build_operations_trace(operations, name)
