@@ -23,6 +23,7 @@ from ingero.sim.cluster.shares import (
     list_disks,
     open_shares,
 )
+from ingero.testing.waiting import wait_until
 
 BOTH = """22 27 0:21 / /proc rw - proc proc rw
 30 27 0:26 / {root}/cpu rw - cgroup cgroup rw,cpu
@@ -217,6 +218,29 @@ def test_hosts_have_the_whole_machine_while_a_run_of_the_job_loads_but_those_wit
     assert read() == ["5000 10000", "2500 10000"]
     hosts.divide(is_loading=True)  # the job was requeued
     assert read() == ["10000 10000", "2500 10000"]
+
+
+@pytest.mark.parametrize(
+    ("files", "lifted"),
+    [
+        (
+            {"cpu.max": "2500 10000\n", "io.max": "8:0 rbps=1 wbps=max\n8:16 rbps=2\n"},
+            {"cpu.max": "max\n", "io.max": "8:16 rbps=max\n"},  # a file keeps the last line alone
+        ),
+        (
+            {"cpu.cfs_quota_us": "2500\n", "blkio.throttle.read_bps_device": "8:0 100\n"},
+            {"cpu.cfs_quota_us": "-1\n", "blkio.throttle.read_bps_device": "8:0 0\n"},
+        ),
+    ],
+)
+def test_limits_of_either_version_are_lifted_before_a_group_is_removed(tmp_path, files, lifted):
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    command = ["/bin/sh", "-c", shares._REMOVE, "remove", str(tmp_path)]
+    with subprocess.Popen(command, stderr=subprocess.DEVNULL) as process:
+        wait_until(lambda: {name: (tmp_path / name).read_text() for name in files} == lifted)
+        process.kill()  # it tries to remove the folder, which is no group
+    assert {path.name for path in tmp_path.iterdir()} == set(files)
 
 
 LARGE = "own = b'1' * 400_000_000; print(flush=True); input()"
