@@ -24,8 +24,8 @@ from ingero.model.arrays import BoolArray, IntArray
 from ingero.model.collectives import FULL_LIMIT
 from ingero.units import NS_PER_S
 
-INTERVAL_NS: Final = 10 * NS_PER_S
-"""Twice the time of which agents say the use of a limit."""
+INTERVAL_NS: Final = 15 * NS_PER_S
+"""Three times what agents look back for the use of a limit: a moment in which all stood still leaves little unused."""
 _NO_LIMIT: Final = -1
 
 
