@@ -20,6 +20,7 @@ from ingero.units import NS_PER_MS, NS_PER_S
 DATA = Path(__file__).parents[1] / "data/cpu_limits"
 RECORDED = DATA / "ddp_files.slow-rank-2-1.3x.batch-512.parquet"
 ONSET_S = 29.683
+RECORDED_WAIT = DATA / "ddp_files.first-use-1-2s.batch-512.parquet"
 RECORDED_QUOTA = DATA / "ddp_files.cpu-quota-0-70pct.batch-512.parquet"
 STEP_NS = 200 * NS_PER_MS
 N_RANKS, LAST, N_OPS = 4, 1, 300
@@ -259,3 +260,7 @@ def test_in_a_real_job_only_the_rank_with_the_fault_is_named():
 def test_in_a_real_job_the_slow_rank_is_named_as_soon_as_its_peers_wait_and_no_other_is():
     named = look_often(cut_trace(read_trace(RECORDED_QUOTA)))
     assert named == {0: pytest.approx(60, abs=5)}, "the fault begins at 40.4 s"
+
+
+def test_a_moment_in_which_all_waited_makes_no_room_for_the_last_to_be_named():
+    assert look_often(cut_trace(read_trace(RECORDED_WAIT), 1.0), 1.0) == {}

@@ -201,7 +201,7 @@ def _weigh(facts: Facts, worker: int, episode: AlarmEpisode) -> WorkerFinding | 
             )
     else:
         shared = 1.0
-    ratio, bound = _find_ratio(took, latest)
+    ratio, bound = _find_ratio(took, latest, 1.0 + 2.5 * settings.alarm_slowdown)
     excess_ns = took.counted_ns if bound else took.excess_ns
     median = 0.0 if slowdown is None else slowdown.median
     # Of what limits leave to gain the median operation says as little as of bursts.
@@ -244,17 +244,21 @@ def _span(took: Took) -> int:
     return took.span_ns
 
 
-def _find_ratio(took: Took, latest: Took) -> tuple[float, str]:
+def _find_ratio(took: Took, latest: Took, at_least: float) -> tuple[float, str]:
     """How much slower a worker is than its peers are, or could be by their CPU limits; and a note where these count.
 
     Args:
         took: What its slowdown adds up to.
         latest: The same of its last intervals, in which limits may leave more: whether it is slow now does not
             depend on how long it was the last before without keeping anybody waiting.
+        at_least: What these must show to count, more than all of it must: a moment in which all stood still leaves
+            room, too.
     """
     if not took.is_bound:
         return took.ratio, ""
-    ratio = max(took.ratio_within_limits, latest.ratio_within_limits)
+    ratio = took.ratio_within_limits
+    if latest.ratio_within_limits >= at_least:
+        ratio = max(ratio, latest.ratio_within_limits)
     return ratio, f", whose CPU limits let them be {ratio:.2f}× as fast at most"
 
 
