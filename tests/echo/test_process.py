@@ -40,8 +40,8 @@ ADDRESSES = [
 class Echo:
     """A served database in a process of its own."""
 
-    def __init__(self, db, token_file, *more):
-        command = [str(ECHO), "serve", "--insecure-no-tls", "--db", str(db), *ADDRESSES]
+    def __init__(self, db, token_file, *more, program=(str(ECHO),)):
+        command = [*program, "serve", "--insecure-no-tls", "--db", str(db), *ADDRESSES]
         command += ["--auth-token-file", str(token_file), *more]
         self.log = token_file.with_name(f"{db.name}.log")
         with self.log.open("ab") as log:
