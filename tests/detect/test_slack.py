@@ -9,6 +9,7 @@ import pytest
 from tests.support.looks import cut_trace, look_often
 
 from ingero.cli.commands.replay.offline import judge_trace
+from ingero.detect.episodes import Took
 from ingero.detect.groups import PairedOps
 from ingero.detect.judge import Judge, JudgeSettings
 from ingero.detect.slack import LimitInterval, count_excess, find_slack
@@ -88,6 +89,15 @@ def test_excess_counts_up_to_the_slack_of_its_interval_and_no_later_one():
     assert [row[0] for row in counted] == [100, 200, 0, 400]
     assert began[:, 0].tolist() == [0, 0, 2, 3]
     assert began[:, 1].tolist() == [0, 0, 0, 3]
+
+
+def test_what_a_replica_shares_is_taken_from_the_excess_and_from_what_of_it_counts():
+    took = Took(own_ns=160, excess_ns=60, slack_ns=90, span_ns=200, counted_ns=50)
+    alone = took.less(1.5)  # its peers took 100, and others of its replica half as long again
+    assert (alone.excess_ns, alone.counted_ns, alone.is_bound) == (10, 10, False)
+    assert alone.ratio_within_limits == pytest.approx(200 / 190)
+    assert took.is_bound
+    assert took.ratio_within_limits == pytest.approx(200 / 150)
 
 
 def fresh(n):

@@ -39,9 +39,9 @@ class Took(NamedTuple):
         """What came after it."""
         return Took(*(one - less for one, less in zip(self, before, strict=True)))
 
-    def less(self, usual_ns: int) -> Took:
-        """The same, where so much of the excess is nothing of the worker's own."""
-        excess_ns = self.excess_ns - usual_ns
+    def less(self, shared: float) -> Took:
+        """The same beyond a factor by which others of its replica slowed down, too."""
+        excess_ns = self.excess_ns - round((self.own_ns - self.excess_ns) * (shared - 1.0))
         return self._replace(excess_ns=excess_ns, counted_ns=min(self.counted_ns, excess_ns))
 
     @property

@@ -193,8 +193,7 @@ def _weigh(facts: Facts, worker: int, episode: AlarmEpisode) -> WorkerFinding | 
     settings = facts.settings
     shared, n_others = _shared_slowdown(facts, worker, episode)
     if shared > 1.0 + settings.notice_slowdown:
-        usual_ns = round((took.own_ns - took.excess_ns) * (shared - 1.0))
-        took = took.less(usual_ns)
+        took, latest = took.less(shared), latest.less(shared)
         if slowdown is not None:
             slowdown = Slowdown(
                 *(x / shared for x in (slowdown.median, slowdown.low, slowdown.high))
