@@ -34,7 +34,7 @@ def run_child(
     *,
     fds: Sequence[int] = (),
     environ: Mapping[str, str] | None = None,
-    stderr: int = subprocess.DEVNULL,
+    stderr: int | None = subprocess.DEVNULL,
 ) -> Iterator[subprocess.Popen[str]]:
     """Start a process whose input is a pipe; at the end close that, and kill what did not end within the limit.
 
@@ -45,7 +45,8 @@ def run_child(
         limit_s: How long it may take for that.
         fds: Descriptors it inherits.
         environ: Its environment; None for ours.
-        stderr: Where its errors go, as `subprocess.Popen` takes it; a pipe is closed by who reads it.
+        stderr: Where its errors go, as `subprocess.Popen` takes it: None is where ours do; a pipe is closed by who
+            reads it.
     """
     process = subprocess.Popen(
         command,

@@ -268,3 +268,18 @@ def test_group_is_removed_though_its_processes_have_next_to_no_time_and_much_to_
         folders = {share.folder, share.disk_folder}
         assert [folder for folder in folders if folder.exists()] == []
         assert [process.wait() for process in processes] == [-signal.SIGKILL] * 2
+
+
+@pytest.mark.kernel
+def test_group_that_cannot_be_removed_is_reported(capfd):
+    with open_cleanup() as cleanup, open_shares(1, cleanup) as (share,):
+        inner = share.folder / "inner"
+        inner.mkdir()
+    try:
+        assert capfd.readouterr().err == (
+            f"ingero: the cgroup {share.folder} is left behind; once these have ended, "
+            f"rmdir {share.folder}: groups in it\n"
+        )
+    finally:
+        inner.rmdir()
+        share.folder.rmdir()

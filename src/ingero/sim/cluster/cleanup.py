@@ -1,7 +1,8 @@
 """Removes what outlives a process, at the end of a run and also when the run is killed.
 
 A shell child gets each command as soon as there is something to remove, and runs all of them when its input
-ends: closed at the end of the run, or by the kernel when the process that held it dies.
+ends: closed at the end of the run, or by the kernel when the process that held it dies. What a command writes is
+dropped but for what it writes to descriptor `REPORT_FD`: that is where this process's errors go.
 """
 
 from __future__ import annotations
@@ -14,13 +15,15 @@ from typing import Final
 
 from ingero.sim.launcher import run_child
 
+REPORT_FD: Final = 3
 # Of the shell alone: minimal images have no `cat`.
-_PROGRAM: Final = """commands=
+_PROGRAM: Final = f"""exec {REPORT_FD}>&2 2>/dev/null
+commands=
 while IFS= read -r line; do commands="$commands
 $line"; done
 eval "$commands"
 """
-_LIMIT_S: Final = 20.0
+_LIMIT_S: Final = 60.0
 
 
 class Cleanup:
@@ -39,5 +42,5 @@ class Cleanup:
 @contextmanager
 def open_cleanup() -> Iterator[Cleanup]:
     """A cleanup that runs at the end of the context, which waits for it."""
-    with run_child(["/bin/sh", "-c", _PROGRAM], _LIMIT_S) as process:
+    with run_child(["/bin/sh", "-c", _PROGRAM], _LIMIT_S, stderr=None) as process:
         yield Cleanup(process)

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Final
 
 from ingero.errors import UnsupportedError
-from ingero.sim.cluster.cleanup import Cleanup
+from ingero.sim.cluster.cleanup import REPORT_FD, Cleanup
 from ingero.units import NS_PER_US
 
 PERIOD_US: Final = 10_000
@@ -49,7 +49,9 @@ for file in blkio.throttle.read_bps_device:0 io.max:rbps=max; do
 disks=; while read -r disk _; do disks="$disks $disk"; done <"$1/${file%:*}"
 for disk in $disks; do lift "$1" "${file%:*}" "$disk ${file#*:}"; done; done
 for _ in 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20 21 22 23 24 25; do
-rmdir "$1" 2>/dev/null && exit; while read -r pid; do kill -9 "$pid"; done <"$1/cgroup.procs"; sleep 0.2; done"""
+rmdir "$1" 2>/dev/null && exit; while read -r pid; do kill -9 "$pid"; done <"$1/cgroup.procs"; sleep 0.2; done
+pids=; while read -r pid; do pids="$pids $pid"; done <"$1/cgroup.procs"
+echo "ingero: the cgroup $1 is left behind; once these have ended, rmdir $1:${pids:- groups in it}" >&"$2\""""
 
 # What another cgroup is limited by would be gone with its controller. `ingero-*` are hosts of another run.
 _DISABLE: Final = """for one in "$1"/*/; do
@@ -232,7 +234,7 @@ def _make_group(folder: Path, cleanup: Cleanup) -> Path:
         raise UnsupportedError(
             f"cannot make the cgroup {folder}: {error.strerror}", hint="run it as root"
         ) from error
-    cleanup.add("/bin/sh", "-c", _REMOVE, "remove", str(folder))
+    cleanup.add("/bin/sh", "-c", _REMOVE, "remove", str(folder), str(REPORT_FD))
     return folder
 
 
