@@ -16,13 +16,46 @@ struct {
 } off_cpus SEC(".maps");
 
 /* include/linux/sched.h; EXIT_* are kept in the same word. */
-enum { TASK_RUNNING = 0, TASK_INTERRUPTIBLE = 1, TASK_UNINTERRUPTIBLE = 2, TASK_STOPPED = 4, TASK_TRACED = 8, DEAD = 0xf0 };
+enum {
+	TASK_RUNNING = 0,
+	TASK_INTERRUPTIBLE = 1,
+	TASK_UNINTERRUPTIBLE = 2,
+	TASK_STOPPED = 4,
+	TASK_TRACED = 8,
+	DEAD = 0xf0,
+	TASK_FROZEN = 0x8000, /* Linux 6.1 */
+};
 
-INLINE u8 reason_of(bool preempted, u32 state)
+/* Before Linux 6.1, beside TASK_UNINTERRUPTIBLE; since then of kernel threads alone, if of any. */
+enum { PF_FROZEN = 0x10000 };
+
+/* task->frozen; 0 on a kernel without cgroups. */
+INLINE u64 read_frozen(struct task_struct *task)
+{
+	u64 word = 0;
+
+	if (!FIELD_INFO(task->frozen, FIELD_EXISTS))
+		return 0;
+	bpf_probe_read_kernel(&word, FIELD_INFO(task->frozen, FIELD_BYTE_SIZE),
+			      (void *)task + FIELD_INFO(task->frozen, FIELD_BYTE_OFFSET));
+	return word << FIELD_INFO(task->frozen, FIELD_LSHIFT) >> FIELD_INFO(task->frozen, FIELD_RSHIFT);
+}
+
+/* Whether the freezer of its cgroup holds it: version 1 as when the machine is suspended, version 2 as asleep. */
+INLINE bool is_frozen(struct task_struct *task, u32 state)
+{
+	if (state & TASK_FROZEN)
+		return 1;
+	if (state & TASK_UNINTERRUPTIBLE)
+		return task->flags & PF_FROZEN;
+	return read_frozen(task);
+}
+
+INLINE u8 reason_of(bool preempted, struct task_struct *task, u32 state)
 {
 	if (preempted || state == TASK_RUNNING)
 		return IG_OFF_PREEMPTED;
-	if (state & (TASK_STOPPED | TASK_TRACED))
+	if (state & (TASK_STOPPED | TASK_TRACED) || is_frozen(task, state))
 		return IG_OFF_STOPPED;
 	return state & TASK_UNINTERRUPTIBLE ? IG_OFF_IO : IG_OFF_SLEEP;
 }
@@ -78,7 +111,7 @@ INLINE int on_switch(bool is_preempted, struct task_struct *prev, struct task_st
 	if (!prev_tid || state & DEAD || !is_gpu_process(prev->tgid))
 		return 0;
 	left.other_pid = next->tgid;
-	left.reason = reason_of(is_preempted, state);
+	left.reason = reason_of(is_preempted, prev, state);
 	bpf_probe_read_kernel(left.other_comm, sizeof(left.other_comm), next->comm);
 	if (bpf_map_update_elem(&departures, &prev_tid, &left, BPF_ANY))
 		count_lost(IG_KIND_OFF_CPU);

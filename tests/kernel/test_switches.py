@@ -5,13 +5,18 @@ import signal
 import subprocess
 import sys
 import threading
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
+from tests.support.freezers import VERSIONS, open_freezer
 
+from ingero.agent.capture.discover.processes import is_stopped
 from ingero.agent.capture.probes.engine import Engine, EngineSettings
 from ingero.agent.diagnosis.switches import watch_switches
 from ingero.telemetry.clock import SystemClock
+from ingero.testing.waiting import wait_until
 from ingero.units import NS_PER_S
 
 pytestmark = pytest.mark.kernel
@@ -68,32 +73,62 @@ class Started(SystemClock):
         return super().mono_ns()
 
 
-def test_time_that_a_process_was_stopped_is_told():
-    clock, stop, found = Started(), threading.Event(), []
-    with subprocess.Popen([sys.executable, "-c", SPIN], stdout=subprocess.PIPE) as process:
+@contextmanager
+def by_signal(process):
+    try:
+        yield (
+            lambda: process.send_signal(signal.SIGSTOP),
+            lambda: process.send_signal(signal.SIGCONT),
+        )
+    finally:
+        process.kill()
+
+
+@contextmanager
+def by_freezer(process, version):
+    with open_freezer(version, f"ingero-test-{process.pid}") as freezer:
+        freezer.take(process.pid)
         try:
-            process.stdout.readline()
-            thread = threading.Thread(
-                target=lambda: found.append(
-                    watch_switches(clock, process.pid, process.pid, stop, lambda *_: False)
-                )
-            )
-            thread.start()
-            n_stops = 0
-            while thread.is_alive():
-                process.send_signal(signal.SIGSTOP)
-                thread.join(0.05)
-                process.send_signal(signal.SIGCONT)
-                thread.join(0.05)
-                n_stops += clock.n_asked >= 1
-                if n_stops > 8:
-                    stop.set()
+            yield freezer.hold, freezer.release
         finally:
+            freezer.release()
             process.kill()
+            process.wait()
+
+
+@pytest.mark.parametrize(
+    "holder",
+    [by_signal, *(partial(by_freezer, version=one) for one in VERSIONS)],
+    ids=["signal", *(f"freezer of version {one}" for one in VERSIONS)],
+)
+def test_time_that_a_process_was_stopped_is_told(holder):
+    clock, stop, found = Started(), threading.Event(), []
+    with (
+        subprocess.Popen([sys.executable, "-c", SPIN], stdout=subprocess.PIPE) as process,
+        holder(process) as (hold, release),
+    ):
+        process.stdout.readline()
+        thread = threading.Thread(
+            target=lambda: found.append(
+                watch_switches(clock, process.pid, process.pid, stop, lambda *_: False)
+            )
+        )
+        thread.start()
+        n_stops = 0
+        while thread.is_alive():
+            hold()
+            wait_until(lambda: is_stopped(process.pid))
+            thread.join(0.05)
+            release()
+            thread.join(0.05)
+            n_stops += clock.n_asked >= 1
+            if n_stops > 8:
+                stop.set()
     (look,) = found
     assert 0.2 < look.times.stopped_ns / (look.end_ns - look.start_ns) < 0.8
     assert look.times.n_lost == 0
     assert look.times.faults_ns == 0
+    assert look.times.io_ns == 0
 
 
 def watch_program(program, *arguments):

@@ -25,6 +25,9 @@ typedef _Bool bool;
 #define KSYM __attribute__((section(".ksyms")))
 #define WEAK __attribute__((weak))
 #define CORE __attribute__((preserve_access_index))
+/* What the running kernel says of a field; Clang, BPFCoreSharedInfo.def. A bit field has no address: it is read by these. */
+#define FIELD_INFO(field, kind) __builtin_preserve_field_info(field, kind)
+enum { FIELD_BYTE_OFFSET = 0, FIELD_BYTE_SIZE = 1, FIELD_EXISTS = 2, FIELD_LSHIFT = 4, FIELD_RSHIFT = 5 };
 #define UNUSED __attribute__((unused))
 #define LIKELY(x) __builtin_expect(!!(x), 1)
 #define UNLIKELY(x) __builtin_expect(!!(x), 0)
@@ -158,6 +161,7 @@ struct task_struct {
 	s32 exit_code;
 	u32 flags;
 	u32 __state;
+	u32 frozen : 1;
 	char comm[16];
 	struct css_set *cgroups;
 	struct signal_struct *signal;

@@ -172,7 +172,7 @@ enum ig_off_cpu_reason {
 	IG_OFF_PREEMPTED = 1, /* still runnable, another task took the CPU */
 	IG_OFF_IO = 2,        /* uninterruptible, or waits for I/O */
 	IG_OFF_SLEEP = 3,     /* interruptible: waits for an event, a lock, a timer */
-	IG_OFF_STOPPED = 5,   /* stopped or traced */
+	IG_OFF_STOPPED = 5,   /* stopped, traced or frozen */
 };
 
 /* One span off the CPU of a thread that we watch. */

@@ -7,8 +7,11 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
 from scripts.machines.guest.running import CheckError
@@ -27,6 +30,37 @@ _TOLERANCE: Final = 0.25
 _ATTEMPTS: Final = 8
 _LONGEST_PULSE_S: Final = 0.2
 """On average: where they last longer, the whole machine stood still, and what was seen says nothing about the look."""
+_GROUP: Final = Path("/sys/fs/cgroup/frozen")
+_Holder = tuple[Callable[[], object], Callable[[], object]]
+
+
+@contextmanager
+def _hold_by_signal(process: subprocess.Popen[bytes]) -> Iterator[_Holder]:
+    """What stops a process, and what lets it go on."""
+    yield (
+        lambda: process.send_signal(signal.SIGSTOP),
+        lambda: process.send_signal(signal.SIGCONT),
+    )
+
+
+@contextmanager
+def _hold_by_freezer(process: subprocess.Popen[bytes]) -> Iterator[_Holder]:
+    """The same by the freezer of a cgroup of version 2, as `docker pause` does it."""
+    _GROUP.mkdir()
+    (_GROUP / "cgroup.procs").write_text(str(process.pid), encoding="ascii")
+    control = _GROUP / "cgroup.freeze"
+    try:
+        yield (
+            lambda: control.write_text("1", encoding="ascii"),
+            lambda: control.write_text("0", encoding="ascii"),
+        )
+    finally:
+        process.kill()
+        process.wait()
+        _GROUP.rmdir()
+
+
+_HOLDERS: Final = {"stopped": _hold_by_signal, "frozen": _hold_by_freezer}
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,12 +81,16 @@ class _Looked:
 
 
 def check_look() -> str:
-    """A process that is stopped half of the time is seen to be, and no switch is lost.
+    """A process that is stopped half of the time is seen to be, by a signal and by a freezer, and no switch is lost.
 
     Raises:
         CheckError: It is not.
     """
-    looks = (_look() for _ in range(_ATTEMPTS))
+    return "; ".join(_check(how) for how in _HOLDERS)
+
+
+def _check(how: str) -> str:
+    looks = (_look(how) for _ in range(_ATTEMPTS))
     looked = next((one for one in looks if one.pulse_s <= _LONGEST_PULSE_S), None)
     if looked is None:
         raise CheckError(
@@ -61,17 +99,18 @@ def check_look() -> str:
         )
     if looked.n_lost:
         raise CheckError(f"{looked.n_lost} switches were lost")
-    said = f"stopped for {looked.found:.0%} of the time, and it was for {looked.was:.0%}"
+    said = f"{how} for {looked.found:.0%} of the time, and it was for {looked.was:.0%}"
     if abs(looked.found - looked.was) > _TOLERANCE:
         raise CheckError(said)
     return said
 
 
-def _look() -> _Looked:
+def _look(how: str) -> _Looked:
     command = [sys.executable, "-c", _SPIN]
     with (
         subprocess.Popen(command, stdout=subprocess.PIPE) as process,
         ThreadPoolExecutor(1) as beside,
+        _HOLDERS[how](process) as (hold, release),
     ):
         try:
             assert process.stdout is not None
@@ -87,10 +126,10 @@ def _look() -> _Looked:
             pause, stops = threading.Event(), []
             began_s, n_pulses = time.monotonic(), 0
             while not looking.done():
-                process.send_signal(signal.SIGSTOP)
+                hold()
                 start_ns = time.monotonic_ns()
                 pause.wait(_PULSE_S)
-                process.send_signal(signal.SIGCONT)
+                release()
                 stops.append((start_ns, time.monotonic_ns()))
                 pause.wait(_PULSE_S)
                 n_pulses += 2

@@ -222,7 +222,7 @@ class OffCpuTimes:
 
     Attributes:
         n_ops: Collectives that the process entered meanwhile.
-        stopped_ns: Stopped by a signal or a tracer.
+        stopped_ns: Stopped by a signal, a tracer or the freezer of its cgroup.
         io_ns: In an uninterruptible wait, page faults and reclaim not included.
         faults_ns: In page faults that waited for a disk.
         reclaim_ns: In memory reclaim.

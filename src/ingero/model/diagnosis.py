@@ -20,7 +20,7 @@ class CauseKind(StrEnum):
     CPU_CONTENTION = "cpu-contention"
     """It is ready to run and others have the processor, or use up the quota that it shares with them."""
     STOPPED = "stopped"
-    """A signal or a tracer stops it."""
+    """A signal, a tracer or the freezer of its cgroup stops it."""
     BLOCKED_IO = "blocked-io"
     """It waits for a disk or for a file on one."""
     PAGE_FAULTS = "page-faults"

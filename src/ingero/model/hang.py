@@ -87,7 +87,8 @@ class RankState:
         whereabouts: What its stack says; None without one.
         sees_p2p: Whether waits in point-to-point operations are recorded; what records none hides such waits.
         read_wall_ns: When it was looked at, on its wall clock; None when unknown.
-        is_stopped: Whether its process is stopped by a signal or a tracer: it then waits for no rank.
+        is_stopped: Whether its process is stopped by a signal, a tracer or the freezer of its cgroup: it then waits
+            for no rank.
     """
 
     rank: int
@@ -112,7 +113,7 @@ class HangCause(StrEnum):
     SILENT = "silent"
     """It belongs to a group that waits, and no state of it could be read: the process is gone or cannot answer."""
     STOPPED = "stopped"
-    """Its process is stopped by a signal or a tracer."""
+    """Its process is stopped by a signal, a tracer or the freezer of its cgroup."""
     ENDED = "ended"
     """Its process ended without success, before all others of the job that did."""
     MISMATCHED = "mismatched"

@@ -42,7 +42,8 @@ class RankProgress:
         still_ns: How long it has entered nothing.
         is_gone: Its process ended, and it will enter nothing more.
         ending: How it ended, with how long ago as its time; None where that is not known.
-        is_stopped: Its process is stopped by a signal or a tracer, and enters nothing until it is let go on.
+        is_stopped: Its process is stopped by a signal, a tracer or the freezer of its cgroup, and enters nothing
+            until it is let go on.
     """
 
     rank: Rank

@@ -119,7 +119,7 @@ class OpenCalls:
         return records
 
     def build_stopped(self, unfinished: Records, end_ns: int) -> Records:
-        """Threads inside of calls that are stopped by a signal or a debugger, as ``struct ig_off_cpu`` until now.
+        """Threads inside of calls that are stopped, traced or frozen, as ``struct ig_off_cpu`` until now.
 
         Why else a thread waits its call says; that it may not run says who keeps the others waiting.
 

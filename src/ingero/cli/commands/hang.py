@@ -21,7 +21,7 @@ CAUSES = {
     "absent": "its host never entered the operation",
     "stuck": "it entered, its peers left, it never did: its device or driver stopped",
     "silent": "no dump of it: the process is gone or cannot answer",
-    "stopped": "its process is stopped by a signal or a tracer",
+    "stopped": "its process is stopped by a signal, a tracer or the freezer of its cgroup",
     "ended": "its process ended first, by a signal or an error",
     "mismatched": "it entered another operation or another size than the others",
 }

@@ -12,7 +12,7 @@ from ingero.recording.causal.attribution import NAMED_SHARE
 _NAMES: Final = {
     CauseKind.CPU_QUOTA: "out of CPU quota (cgroup)",
     CauseKind.CPU_CONTENTION: "waiting for a free CPU",
-    CauseKind.STOPPED: "stopped by a signal",
+    CauseKind.STOPPED: "stopped or frozen",
     CauseKind.BLOCKED_IO: "blocked on I/O",
     CauseKind.PAGE_FAULTS: "page faults",
     CauseKind.MEMORY_RECLAIM: "memory reclaim",
@@ -34,7 +34,7 @@ _NEXT_STEPS: Final = {
         "give the job its own CPUs (taskset, cpuset)",
     ),
     CauseKind.STOPPED: (
-        "find who sends SIGSTOP or traces it: a debugger, a profiler, a checkpointer, the freezer",
+        "find who sends SIGSTOP, traces it or freezes its cgroup: a debugger, a checkpointer, `docker pause`",
     ),
     CauseKind.BLOCKED_IO: (
         "read ahead in workers, or in more of them, and write checkpoints in the background",

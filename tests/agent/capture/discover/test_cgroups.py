@@ -170,6 +170,31 @@ def test_without_the_hosts_root_another_pods_limit_is_not_known_nor_taken_for_th
     assert node.read_quota(8) == (0.1, 0, 0)  # the agent's own is
 
 
+FREEZERS = {
+    2: ("cgroup2", "nsdelegate", "0::", "populated 1\nfrozen {}\n", ("1", "0")),
+    1: ("cgroup", "freezer", "6:freezer:", "{}\n", ("FROZEN", "THAWED")),
+}
+
+
+@pytest.mark.parametrize("has_namespace", [True, False])
+@pytest.mark.parametrize("version", sorted(FREEZERS))
+def test_a_process_of_another_pod_is_frozen_when_its_cgroup_is(
+    tmp_path, paths, has_namespace, version
+):
+    agent, other = paths
+    kind, options, line, text, states = FREEZERS[version]
+    node = Node(tmp_path, agent, has_namespace)
+    top = node.mount("sys/fs/cgroup", kind, options)
+    node.start(7, "3:cpu:/", f"{line}{other}")
+    node.start(8, "3:cpu:/", f"{line}{agent}")
+    node.start(9, "3:cpu:/", f"{line}/")  # the root has no such file
+    file = {1: "freezer__state", 2: "cgroup__events"}[version]
+    for path, state in zip((other, agent), states, strict=True):
+        node.limit(top / path.lstrip("/"), **{file: text.format(state)})
+    cgroups = Cgroups(node.proc)
+    assert [cgroups.is_frozen(pid) for pid in (7, 8, 9, 10)] == [True, False, False, False]
+
+
 def test_each_pod_and_container_is_known_with_the_hosts_path(tmp_path, paths):
     agent, other = paths
     node = Node(tmp_path, agent)

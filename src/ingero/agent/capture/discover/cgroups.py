@@ -24,6 +24,9 @@ _PROC: Final = Path("/proc")
 _UP: Final = ".."
 _UNIFIED: Final = ""
 """What stands for version 2 where version 1 has the name of a controller."""
+_FREEZER: Final = "freezer"
+_FROZEN_1: Final = ("freezer.state", "FROZEN")
+_FROZEN_2: Final = ("cgroup.events", "frozen 1")
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,6 +156,28 @@ class Cgroups:
             if controller in one.controllers if is_v1 else not one.controllers:
                 return list(self._iter_up(controller if is_v1 else _UNIFIED, one.shown))
         return []
+
+    def is_frozen(self, pid: int) -> bool:
+        """Whether the freezer of a process's cgroup, or of one above it, holds it; of either version.
+
+        False where that cannot be read. Source: Linux, Documentation/admin-guide/cgroup-v1/freezer-subsystem.rst and
+        cgroup-v2.rst (``cgroup.events``).
+        """
+        try:
+            members = self.read(pid)
+        except OSError:
+            return False
+        return any(self._is_frozen(one) for one in members)
+
+    def _is_frozen(self, one: CgroupMembership) -> bool:
+        if _FREEZER not in one.controllers and one.controllers:
+            return False
+        name, file, line = (_FREEZER, *_FROZEN_1) if one.controllers else (_UNIFIED, *_FROZEN_2)
+        folder = next(self._iter_up(name, one.shown), None)
+        try:
+            return folder is not None and line in (folder / file).read_text().splitlines()
+        except OSError:
+            return False  # the root of version 2 has no such file, and is never frozen
 
     def find_root(self) -> Path | None:
         """Where version 2 is mounted, alone or beside version 1, as far out as can be read; None when it is not."""

@@ -15,12 +15,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from ingero.agent.capture.discover.cgroups import seen_cgroups
 from ingero.agent.capture.kernel.filesystems import is_overlay
 from ingero.agent.capture.kernel.perf import Mapping
 from ingero.agent.capture.kernel.regular_files import open_inside, open_regular
 from ingero.closing import Closing
 
 _PROC: Final = Path("/proc")
+_SHOWN_FROZEN: Final = frozenset("SD")
 _MAX_STAT_BYTES: Final = 4096  # 52 numbers and a name of 64 bytes at most
 
 
@@ -313,16 +315,20 @@ def _read_stat(pid: int) -> bytes:
 
 
 def read_state(pid: int) -> str:
-    """The letter of the state of a process's first thread (proc_pid_stat(5)); empty when it cannot be read."""
+    """The letter of the state of a process's first thread (proc_pid_stat(5)); empty when it cannot be read.
+
+    One that the freezer of its cgroup holds is ``T``, too: the kernel shows it as asleep or as blocked.
+    """
     try:
         text = (_PROC / str(pid) / "stat").read_text(errors="replace")
     except OSError:
         return ""
-    return "".join(text.rpartition(")")[2].split()[:1])
+    state = "".join(text.rpartition(")")[2].split()[:1])
+    return "T" if state in _SHOWN_FROZEN and seen_cgroups().is_frozen(pid) else state
 
 
 def is_stopped(pid: int) -> bool:
-    """Whether a process is known to be stopped by a signal or a tracer."""
+    """Whether a process is known to be stopped by a signal, a tracer or the freezer of its cgroup."""
     return read_state(pid) in {"T", "t"}
 
 

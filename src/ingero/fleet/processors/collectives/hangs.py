@@ -125,5 +125,5 @@ def _summarise(root: HangRoot, what: str, *, is_over: bool) -> str:
             f"rank {root.rank} ended before {what}, and before {n_others} others that ended or wait"
         )
     if root.cause is HangCause.STOPPED:
-        return f"rank {root.rank} is stopped by a signal at {what}; {len(root.blocks)} wait for it"
+        return f"rank {root.rank} is stopped or frozen at {what}; {len(root.blocks)} wait for it"
     return f"rank {root.rank} never arrived at {what} ({root.cause.value}); {len(root.blocks)} wait for it"

@@ -32,7 +32,7 @@ _ENDINGS: Final = [
     int(Source.NCCL) << 8 | int(op)
     for op in (NcclOp.COMM_DESTROY, NcclOp.COMM_ABORT, NcclOp.COMM_FINALIZE, NcclOp.COMM_REVOKE)
 ]
-_STOPPED: Final = "it was stopped (SIGSTOP or a debugger)"
+_STOPPED: Final = "it was stopped (SIGSTOP, a debugger or a freezer)"
 _EXIT: Final = int(Source.HOST) << 8 | int(HostOp.EXIT)
 _Key: TypeAlias = tuple[int, int]
 """A process: its node and its number there."""
@@ -64,7 +64,7 @@ class _Stand:
 
     @property
     def is_stopped(self) -> bool:
-        """It may not run: a signal or a debugger stopped it."""
+        """It may not run: a signal, a debugger or a freezer stopped it."""
         return self.state == _STOPPED
 
 
