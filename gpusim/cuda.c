@@ -42,6 +42,7 @@ struct kernel {
 #define SHARED_BYTES 4096
 #define FIRST_ADDRESS 0x7f0000000000ull
 #define ALIGNMENT 512
+#define FIRST_CONTEXT 0xc0de0000ull
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct sim_stream default_stream;
@@ -473,6 +474,22 @@ API int cuLinkComplete(void *link, const void **image, size_t *size)
 {
 	*image = link;
 	*size = sizeof(link);
+	return SIM_SUCCESS;
+}
+
+/* A device's own context; the runtime here needs none. */
+API int cuDevicePrimaryCtxRetain(void **opened, int number)
+{
+	if (number < 0 || (u64)number >= sim_setting("DEVICES", 8))
+		return SIM_INVALID_DEVICE;
+	*opened = (void *)(FIRST_CONTEXT + number);
+	return SIM_SUCCESS;
+}
+
+API int cuCtxSetCurrent(void *opened)
+{
+	if (opened && (u64)opened - FIRST_CONTEXT >= sim_setting("DEVICES", 8))
+		return SIM_INVALID_CONTEXT;
 	return SIM_SUCCESS;
 }
 

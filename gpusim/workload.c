@@ -84,6 +84,8 @@ int cuMemcpyHtoD_v2(u64, const void *, size_t);
 int cuMemcpyHtoDAsync_v2(u64, const void *, size_t, sim_stream_t);
 int cuStreamSynchronize(sim_stream_t);
 int cuCtxSynchronize(void);
+int cuDevicePrimaryCtxRetain(void **, int);
+int cuCtxSetCurrent(void *);
 int ncclGetUniqueId(struct unique_id *);
 int ncclCommInitRank(comm_t *, int, struct unique_id, int);
 int ncclCommInitRankConfig(comm_t *, int, struct unique_id, int, void *);
@@ -368,7 +370,7 @@ void primes(void)
 	struct copy_3d copied = {.width = 16, .height = 5, .depth = 3, .kind = D2D};
 	sim_stream_t stream;
 	sim_event_t event;
-	void *block[512], *device;
+	void *block[512], *device, *context;
 	size_t pitch, image_bytes;
 	const void *image;
 	u64 handle;
@@ -433,6 +435,14 @@ void primes(void)
 		CALL(cuLinkAddData_v2, 0, (void *)0x11, 1, buffer, 99, "code", 0, NULL, NULL);
 		CALL(cuLinkComplete, 0, (void *)0x11, &image, &image_bytes);
 	}
+	CALL(cuDevicePrimaryCtxRetain, 0, &context, 5);
+	CALL(cuCtxSetCurrent, 0, context);
+	TIMES(13) CALL(cuCtxSynchronize, 0);
+	CALL(cuCtxSetCurrent, 0, (void *)0xdead);
+	TIMES(17) CALL(cuCtxSynchronize, 0);
+	/* Nobody has seen this one opened. */
+	CALL(cuCtxSetCurrent, 0, (char *)context + 1);
+	TIMES(19) CALL(cuCtxSynchronize, 0);
 #undef TIMES
 }
 

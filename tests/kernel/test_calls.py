@@ -74,6 +74,17 @@ def test_a_launch_carries_geometry_function_stream_and_device(primes):
     assert set(launches["comm"]) == {b"workload"}
 
 
+def test_a_thread_s_device_is_that_of_its_context_where_no_call_of_the_runtime_names_it(primes):
+    (account,) = primes.accounts
+    waits = primes.calls(account["pid"], Source.DRIVER, DriverOp.CTX_SYNC)
+    devices = waits["device"][np.argsort(waits["header"]["mono_ns"])].tolist()
+    # Of the runtime's choice; of a context, and still when another is refused; of one that nobody saw opened.
+    assert devices[-49:] == [5] * 30 + [-1] * 19
+    assert set(devices[:-49]) == {3}
+    (opened,) = primes.calls(account["pid"], Source.DRIVER, DriverOp.PRIMARY_CTX_RETAIN)
+    assert (opened["aux"], opened["device"]) == (5, 3)
+
+
 def test_a_driver_launch_carries_geometry_by_registers_stack_and_structure(primes):
     (account,) = primes.accounts
     launches = primes.calls(account["pid"], Source.DRIVER, DriverOp.LAUNCH_KERNEL)

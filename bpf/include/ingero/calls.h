@@ -26,6 +26,14 @@ struct {
 	MAP_TYPE(value, u64);
 } allocations SEC(".maps");
 
+/* The device of every context that was seen to be opened. A process opens one for each device that it uses. */
+struct {
+	MAP_UINT(type, BPF_MAP_TYPE_LRU_HASH);
+	MAP_UINT(max_entries, 16384);
+	MAP_TYPE(key, struct ig_handle_key);
+	MAP_TYPE(value, s32);
+} contexts SEC(".maps");
+
 /* Exact counts of copies that succeeded, by direction. */
 struct {
 	MAP_UINT(type, BPF_MAP_TYPE_PERCPU_ARRAY);
@@ -131,7 +139,7 @@ NOINLINE void act_at_success(struct ig_frame *frame, const struct ig_descriptor 
 {
 	struct ig_handle_key key = {.pid = thread->pid};
 	struct ig_losses *lost;
-	s32 value = 0;
+	s32 device = (s32)frame->aux, *known;
 
 	switch (desc->act) {
 	case IG_ACT_OUT:
@@ -148,11 +156,19 @@ NOINLINE void act_at_success(struct ig_frame *frame, const struct ig_descriptor 
 		bpf_map_delete_elem(&allocations, &key);
 		break;
 	case IG_ACT_SET_DEVICE:
-		thread->device = (s32)frame->aux;
+		thread->device = device;
 		break;
-	case IG_ACT_GET_DEVICE:
-		if (!bpf_probe_read_user(&value, sizeof(value), (void *)frame->out))
-			thread->device = value;
+	case IG_ACT_OPEN_CONTEXT:
+		bpf_probe_read_user(&frame->handle, sizeof(frame->handle), (void *)frame->out);
+		key.handle = frame->handle;
+		bpf_map_update_elem(&contexts, &key, &device, BPF_ANY);
+		break;
+	case IG_ACT_SET_CONTEXT:
+		key.handle = frame->handle;
+		known = bpf_map_lookup_elem(&contexts, &key);
+		/* One that was opened before we looked: the runtime, which sets it within its own calls, names the device in others. */
+		if (known || !(frame->flags & IG_FLAG_NESTED))
+			thread->device = known ? *known : -1;
 		break;
 	default:
 		nccl_return(frame, desc->act, thread);

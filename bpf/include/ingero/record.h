@@ -125,7 +125,7 @@ struct ig_call {
 	u16 block_z;
 	u16 cpu;
 	u16 op;
-	s16 device; /* last successful cudaSetDevice of this thread; -1: not seen */
+	s16 device; /* of the last successful cudaSetDevice or cuCtxSetCurrent of this thread; -1: not seen */
 	u8 source;
 	u8 flags;
 	u8 depth; /* probed calls around this one on the same thread */
@@ -552,13 +552,14 @@ enum ig_act {
 	IG_ACT_GROUP_END = 12,
 	IG_ACT_COMM_RANK = 13, /* a getter told the rank */
 	IG_ACT_COMM_COUNT = 14,
-	IG_ACT_GET_DEVICE = 15, /* a getter told the thread's device */
+	IG_ACT_OPEN_CONTEXT = 15, /* as OUT, and the context is of device aux */
 	IG_ACT_GLOO_GROUP = 16, /* a process group is made: contexts that are connected meanwhile are its communicator */
 	/* These four leave no record. */
 	IG_ACT_GLOO_CONNECT = 17,
 	IG_ACT_GLOO_CLOSE = 18,  /* a context ends */
 	IG_ACT_GLOO_CAUGHT = 19, /* an exception was caught: C++ calls below this frame have been left by it */
 	IG_ACT_GLOO_NEXT = 20,   /* a group numbers its next collective */
+	IG_ACT_SET_CONTEXT = 21, /* on success the thread's device becomes that of the context */
 	/* Counted by direction too, unless another copy made it; from here on act - IG_ACT_COPY is a cudaMemcpyKind. */
 	IG_ACT_COPY = 32, /* the kind is aux */
 	IG_ACT_COPY_H2D = 33,

@@ -57,12 +57,13 @@ class Act(enum.IntEnum):
     GROUP_END = 12
     COMM_RANK = 13
     COMM_COUNT = 14
-    GET_DEVICE = 15
+    OPEN_CONTEXT = 15
     GLOO_GROUP = 16
     GLOO_CONNECT = 17
     GLOO_CLOSE = 18
     GLOO_CAUGHT = 19
     GLOO_NEXT = 20
+    SET_CONTEXT = 21
     COPY = 32
     COPY_H2D = 33
     COPY_D2H = 34

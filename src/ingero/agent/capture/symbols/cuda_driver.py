@@ -227,12 +227,15 @@ WAITS: Final = (
 )
 
 CONTEXTS: Final = (
-    _driver(DriverOp.CTX_SET_CURRENT, "cuCtxSetCurrent", "ctx:ptr", handle="ctx"),
+    # JAX, among others, names its devices by these two alone.
+    _driver(
+        DriverOp.CTX_SET_CURRENT, "cuCtxSetCurrent", "ctx:ptr", act=Act.SET_CONTEXT, handle="ctx"
+    ),
     _driver(
         DriverOp.PRIMARY_CTX_RETAIN,
         "cuDevicePrimaryCtxRetain",
         "p:ptr device:i32",
-        act=Act.OUT,
+        act=Act.OPEN_CONTEXT,
         out="p",
         aux="device",
     ),
