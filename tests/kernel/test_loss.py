@@ -84,16 +84,22 @@ def test_a_process_that_ended_leaves_nothing_behind(start_engine):
         leaking.wait()
     with Simulation(SimSettings("hang")) as killed:
         assert killed.read_line() == "hanging\n"
+    with Simulation(SimSettings("primes")) as opening:
+        opening.wait()
     keys, _ = engine.state.read_counts()
     assert set(leaking.pids) <= set(keys["pid"])
-    engine.state.forget([*leaking.pids, *killed.pids])
-    for name, key in (("counts", "count_key"), ("allocations", "handle_key")):
+    opened, _ = engine.maps["contexts"].read_all(get_dtype("handle_key"), np.dtype("<i4"))
+    assert set(opened["pid"]) == set(opening.pids)
+    pids = {*leaking.pids, *killed.pids, *opening.pids}
+    engine.state.forget(pids)
+    of_handles = ((name, "handle_key") for name in ("allocations", "contexts"))
+    for name, key in (("counts", "count_key"), *of_handles):
         kept, _ = engine.maps[name].read_all(
             get_dtype(key), np.dtype(f"V{engine.maps[name].value_bytes}")
         )
-        assert not set(kept["pid"]) & {*leaking.pids, *killed.pids}, name
+        assert not set(kept["pid"]) & pids, name
     tids, _ = engine.maps["threads"].read_all(np.dtype("<u4"), get_dtype("thread"))
-    assert not set(tids) & {*leaking.pids, *killed.pids}
+    assert not set(tids) & pids
 
 
 def test_only_watched_processes_and_their_children_are_counted(start_engine):
@@ -129,6 +135,15 @@ def test_a_process_of_which_the_host_s_events_will_be_missing_is_counted(start_e
     with Simulation(SimSettings("sync", {"steps": 5})) as simulation:
         simulation.wait()
     assert engine.state.read_losses()["pids_full"] >= 1
+
+
+def test_a_context_whose_device_will_not_be_known_is_counted(start_engine):
+    engine = start_engine(EngineSettings(host_probes=("process",)))
+    fill(engine.maps["contexts"])
+    assert engine.state.read_losses()["contexts_full"] == 0
+    with Simulation(SimSettings("primes")) as simulation:
+        simulation.wait()
+    assert engine.state.read_losses()["contexts_full"] == 1
 
 
 def test_a_child_that_cannot_be_watched_is_counted(start_engine):

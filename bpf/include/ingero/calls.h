@@ -28,8 +28,9 @@ struct {
 
 /* The device of every context that was seen to be opened. A process opens one for each device that it uses. */
 struct {
-	MAP_UINT(type, BPF_MAP_TYPE_LRU_HASH);
-	MAP_UINT(max_entries, 16384);
+	MAP_UINT(type, BPF_MAP_TYPE_HASH);
+	MAP_UINT(max_entries, 4096);
+	MAP_UINT(map_flags, BPF_F_NO_PREALLOC);
 	MAP_TYPE(key, struct ig_handle_key);
 	MAP_TYPE(value, s32);
 } contexts SEC(".maps");
@@ -161,7 +162,8 @@ NOINLINE void act_at_success(struct ig_frame *frame, const struct ig_descriptor 
 	case IG_ACT_OPEN_CONTEXT:
 		bpf_probe_read_user(&frame->handle, sizeof(frame->handle), (void *)frame->out);
 		key.handle = frame->handle;
-		bpf_map_update_elem(&contexts, &key, &device, BPF_ANY);
+		if (bpf_map_update_elem(&contexts, &key, &device, BPF_ANY) && (lost = losses_here()))
+			ADD(lost->contexts_full, 1);
 		break;
 	case IG_ACT_SET_CONTEXT:
 		key.handle = frame->handle;

@@ -383,8 +383,9 @@ struct ig_losses {
 	u64 stacks_lost;  /* calls whose stack did not fit into the ring */
 	u64 pids_full;    /* times that a process did not fit a map of processes */
 	u64 requests_full; /* times that a block request did not fit: it, or its time in the queue, is missing */
+	u64 contexts_full; /* contexts that did not fit */
 };
-_Static_assert(sizeof(struct ig_losses) == 136, "ABI");
+_Static_assert(sizeof(struct ig_losses) == 144, "ABI");
 
 /* How the native frames of stacks were found; the sum is of all stacks. */
 struct ig_unwinding {

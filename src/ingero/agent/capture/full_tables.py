@@ -11,6 +11,7 @@ _SENTENCES: Final[Mapping[str, str]] = {
     "pids_full": "a table of processes is full: host events, children or Python frames of further ones are missing",
     "comms_full": "the table of communicators is full: whose collectives on further ones are is not known",
     "allocs_full": "the table of allocations is full: how much memory is freed is not known of further ones",
+    "contexts_full": "the table of contexts is full: which device calls in further ones are for is not known",
     "requests_full": "the table of disk requests is full: further ones, or their time in the queue, are missing",
     "too_deep": "calls are nested deeper than is followed: the innermost are neither counted nor kept",
 }

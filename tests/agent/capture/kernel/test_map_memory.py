@@ -14,8 +14,14 @@ from ingero.agent.checks.machine import describe_memory
 
 MIB = 1 << 20
 OBJECTS = ("calls", *(probe.name for probe in PROBES))
-# Of each of 64 processes: kinds of calls and of the host's events, threads that call, live allocations, communicators.
-USED = {"counts": 64 * 100, "threads": 64 * 64, "allocations": 64 * 2048, "communicators": 64 * 16}
+# Of each of 64 processes: kinds of calls and of the host's events, threads that call, live allocations, communicators, contexts.
+USED = {
+    "counts": 64 * 100,
+    "threads": 64 * 64,
+    "allocations": 64 * 2048,
+    "communicators": 64 * 16,
+    "contexts": 64 * 16,
+}
 
 
 def test_a_big_machine_with_many_processes_takes_little_more_than_a_small_one():

@@ -16,6 +16,7 @@ _BY_PROCESS: Final = (
     ("counts", "count_key"),
     ("allocations", "handle_key"),
     ("communicators", "handle_key"),
+    ("contexts", "handle_key"),
 )
 _IN_FLIGHT: Final = (
     ("tid", "<u4"),
@@ -74,7 +75,7 @@ class KernelState:
         return totals
 
     def forget(self, pids: Collection[int]) -> None:
-        """Drop what is kept of processes that ended: counts (read them first), allocations and communicators."""
+        """Drop what is kept of processes that ended: their counts, which are to be read first, and their handles."""
         if not pids:
             return
         ended = np.fromiter(pids, np.uint32)
