@@ -5,12 +5,10 @@ import signal
 import subprocess
 import sys
 import threading
-from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 
 import pytest
-from tests.support.freezers import VERSIONS, open_freezer
+from tests.support.holders import HOLDERS
 
 from ingero.agent.capture.discover.processes import is_stopped
 from ingero.agent.capture.probes.engine import Engine, EngineSettings
@@ -73,34 +71,7 @@ class Started(SystemClock):
         return super().mono_ns()
 
 
-@contextmanager
-def by_signal(process):
-    try:
-        yield (
-            lambda: process.send_signal(signal.SIGSTOP),
-            lambda: process.send_signal(signal.SIGCONT),
-        )
-    finally:
-        process.kill()
-
-
-@contextmanager
-def by_freezer(process, version):
-    with open_freezer(version, f"ingero-test-{process.pid}") as freezer:
-        freezer.take(process.pid)
-        try:
-            yield freezer.hold, freezer.release
-        finally:
-            freezer.release()
-            process.kill()
-            process.wait()
-
-
-@pytest.mark.parametrize(
-    "holder",
-    [by_signal, *(partial(by_freezer, version=one) for one in VERSIONS)],
-    ids=["signal", *(f"freezer of version {one}" for one in VERSIONS)],
-)
+@pytest.mark.parametrize("holder", HOLDERS)
 def test_time_that_a_process_was_stopped_is_told(holder):
     clock, stop, found = Started(), threading.Event(), []
     with (

@@ -1,17 +1,18 @@
 """What is said of ranks that stand still, and of processes that ended."""
 
-import os
-import signal
 import subprocess
 
 import numpy as np
 import pytest
 from tests.agent.collectives.traced_rank import PID, STEP_NS, Job, seqs
+from tests.support.holders import HOLDERS
 
+from ingero.agent.capture.discover.processes import is_stopped
 from ingero.agent.collectives.push import STILL_NS
 from ingero.fleet.processors.collectives.progress import FRESH_NS
 from ingero.model.collectives import UNKNOWN_NS, ClockKind
 from ingero.model.progress import Ending
+from ingero.testing.waiting import wait_until
 from ingero.units import NS_PER_MS, NS_PER_S
 
 
@@ -217,15 +218,15 @@ def test_agent_that_ends_with_its_process_still_tells_how_that_ended(job):
     assert [one.ending for one in job.ear.take()[1]] == [Ending(0, signal=9)]
 
 
-def test_rank_whose_process_is_stopped_says_so_while_it_stands(job):
-    with subprocess.Popen(["sleep", "600"]) as process:
+@pytest.mark.parametrize("holder", HOLDERS)
+def test_rank_whose_process_is_stopped_says_so_while_it_stands(job, holder):
+    with subprocess.Popen(["sleep", "600"]) as process, holder(process) as (hold, _):
         job.run(6, pid=process.pid)
         job.ear.take()
         job.stand(STILL_NS / NS_PER_S + 1)
         runs_on = job.ear.take()[1][-1]
-        process.send_signal(signal.SIGSTOP)
-        os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WNOWAIT)
+        hold()
+        wait_until(lambda: is_stopped(process.pid))
         job.stand(2)
         stopped = job.ear.take()[1][-1]
-        process.kill()
     assert (runs_on.is_stopped, stopped.is_stopped) == (False, True)

@@ -1,13 +1,13 @@
-"""Cgroups whose freezer holds processes, of either version."""
+"""What stops a process and lets it go on: signals, and the freezer of a cgroup of either version."""
 
+import signal
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from ingero.testing.waiting import wait_until
-
-VERSIONS = ("1", "2")
 
 
 class Freezer:
@@ -59,3 +59,42 @@ def open_freezer(version, name):
             freezer.release()
         wait_until(lambda: not (freezer.folder / "cgroup.procs").read_text())
         freezer.folder.rmdir()
+
+
+@contextmanager
+def by_signal(process):
+    """What stops a process, and what lets it go on; it is killed at the end of the context."""
+    try:
+        yield (
+            lambda: process.send_signal(signal.SIGSTOP),
+            lambda: process.send_signal(signal.SIGCONT),
+        )
+    finally:
+        process.kill()
+        process.wait()
+
+
+@contextmanager
+def by_freezer(process, version):
+    """The same by a freezer."""
+    with open_freezer(version, f"ingero-test-{process.pid}") as freezer:
+        freezer.take(process.pid)
+        try:
+            yield freezer.hold, freezer.release
+        finally:
+            freezer.release()
+            process.kill()
+            process.wait()
+
+
+HOLDERS = [
+    pytest.param(by_signal, id="signal"),
+    *(
+        pytest.param(
+            partial(by_freezer, version=one),
+            id=f"freezer of version {one}",
+            marks=pytest.mark.kernel,
+        )
+        for one in ("1", "2")
+    ),
+]
