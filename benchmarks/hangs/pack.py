@@ -30,7 +30,10 @@ def pack(folder, name):
 def unpack(folder, name):
     """Unpack every case of a set and return its folder by its name."""
     with tarfile.open(PACKED / f"{name}.tar.xz") as archive:
-        archive.extractall(folder, filter="data")
+        # Python before 3.11.4, as that of Debian 12, knows no filters; our own archive needs none.
+        archive.extractall(
+            folder, **({"filter": "data"} if hasattr(tarfile, "data_filter") else {})
+        )
     return {path.parent.name: path.parent for path in sorted(folder.glob("*/label.json"))}
 
 
