@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from itertools import dropwhile
 from pathlib import Path
 
 import pytest
@@ -120,9 +121,11 @@ def test_a_process_that_becomes_another_program_is_asked_again_who_it_is(tmp_pat
     of_ranks = [line for line in told["process"] if "rank" in line]
     assert [line["rank"] for line in of_ranks] == [0, 1]
     assert len({line["pid"] for line in of_ranks}) == 1
-    ranks = [line["rank"] for line in told["event"] if line["op"] == "cudaFree"]
-    assert set(ranks) == {0, 1}
-    assert ranks == sorted(ranks)
+    ranks = [line.get("rank") for line in told["event"] if line["op"] == "cudaFree"]
+    # What a process calls before it was asked who it is has no rank: on a busy machine its first call.
+    asked = list(dropwhile(lambda rank: rank is None, ranks))
+    assert len(asked) >= len(ranks) - 2, ranks
+    assert (set(asked), asked) == ({0, 1}, sorted(asked, key=str)), ranks
 
 
 def test_the_program_s_own_output_is_kept_apart_and_its_end_ends_the_trace():
