@@ -48,3 +48,14 @@ def test_it_needs_no_program_besides_the_shell(tmp_path, monkeypatch):
         cleanup.add("/bin/sh", "-c", 'echo >>"$0"', str(done))
         assert not done.exists()
     assert done.read_text() == "\n\n"
+
+
+def test_cleanup_clears_though_the_run_has_no_standard_error(tmp_path):
+    done = tmp_path / "done"
+    program = (
+        "import sys\nfrom ingero.sim.cluster.cleanup import open_cleanup\n"
+        "with open_cleanup() as cleanup:\n    cleanup.add('/bin/sh', '-c', 'echo >\"$0\"', sys.argv[1])"
+    )
+    command = 'exec "$0" -c "$1" "$2" 2>&-'
+    subprocess.run(["/bin/sh", "-c", command, sys.executable, program, done], check=True)
+    assert done.exists()

@@ -16,8 +16,9 @@ from typing import Final
 from ingero.sim.launcher import run_child
 
 REPORT_FD: Final = 3
-# Of the shell alone: minimal images have no `cat`.
-_PROGRAM: Final = f"""exec {REPORT_FD}>&2 2>/dev/null
+# Of the shell alone: minimal images have no `cat`. `command`, since a shell ends when its own exec fails, as where our
+# errors are closed.
+_PROGRAM: Final = f"""command exec {REPORT_FD}>&2 2>/dev/null || exec {REPORT_FD}>/dev/null 2>&1
 commands=
 while IFS= read -r line; do commands="$commands
 $line"; done
