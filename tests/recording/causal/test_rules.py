@@ -362,11 +362,12 @@ def test_calls_counted_a_minute_after_their_rows_are_not_taken_for_lost():
     assert incident.coverage.seen == incident.coverage.stored
 
 
-def spiky(is_slow, n_calls=800):
-    """Allocations of which some are slow, each in a step of its own."""
+def spiky(is_slow, n_calls=800, others=None):
+    """Allocations of which some take 5 ms, or as long as `others` says, each in a step of its own."""
     loop = Loop(RecordingBuilder())
     for i in range(n_calls):
-        loop.call(MALLOC, 5 * MS if is_slow(i) else 5_000, arg0=512)
+        usual_ns = (others or {}).get(i, 5_000)
+        loop.call(MALLOC, 5 * MS if is_slow(i) else usual_ns, arg0=512)
         loop.step(LoopStep(n_launches=4, copy_ns=0, sync_ns=2 * MS))
     return loop.recording
 
@@ -384,6 +385,18 @@ def test_spikes_keep_their_rhythm_when_another_call_is_slow_for_a_reason_of_its_
 def test_many_slow_calls_outside_of_it_are_no_rhythm():
     strays = {130, 250, 377}
     assert rules_of(spiky(lambda i: i % 80 == 40 or i in strays)) == []
+
+
+def test_small_slow_calls_hide_no_rhythm_of_spikes_that_lose_far_more():
+    others = dict.fromkeys((17, 130, 133, 250, 377, 461, 583, 601, 777, 790), 150_000)
+    (incident,) = explain(spiky(lambda i: i % 80 == 40, others=others).build()).incidents
+    assert incident.rule == "periodic_spike"
+    assert "10 spikes of 10 calls among 800" in incident.causes[0].evidence
+
+
+def test_slow_calls_a_quarter_as_long_as_the_spikes_are_no_small_ones():
+    others = dict.fromkeys((130, 250, 377), 1_400_000)
+    assert rules_of(spiky(lambda i: i % 80 == 40, others=others)) == []
 
 
 def test_four_spikes_need_every_call_in_their_rhythm():

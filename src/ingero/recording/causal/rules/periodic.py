@@ -7,7 +7,7 @@ from typing import Final
 
 import numpy as np
 
-from ingero.model.arrays import IntArray
+from ingero.model.arrays import BoolArray, IntArray
 from ingero.model.events import HostMemory
 from ingero.model.operations import OpKind
 from ingero.recording.causal.evidence import EventRows, Evidence, Process
@@ -25,6 +25,7 @@ _MIN_EXTRA_NS: Final = 100 * NS_PER_US
 _MIN_CALLS: Final = 50
 _MIN_SPIKES: Final = 4
 _SPIKES_PER_STRAY: Final = 5
+_MIN_OF_SPIKE: Final = 0.25
 _JOIN_CALLS: Final = 3
 _MAX_SPREAD: Final = 0.10
 _MIN_PERIOD_CALLS: Final = 10
@@ -100,7 +101,7 @@ def _judge(evidence: Evidence, process: Process, calls: EventRows) -> Finding | 
             and int(is_slow.sum()) >= _MIN_SPIKES
         )
         return Unjudged(process, describe_gap(evidence, process, codes)) if is_open else None
-    rhythm = _find_rhythm(calls, np.flatnonzero(is_slow))
+    rhythm = _find_rhythm(calls, _find_spikes(durations, typical, np.flatnonzero(is_slow)))
     if rhythm is None:
         return None
     lost_ns = _lost_ns(durations[rhythm.slow], typical)
@@ -141,6 +142,20 @@ def _fix(calls: EventRows, rhythm: _Rhythm) -> tuple[str, ...]:
             "allocate the largest shape first; PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True",
         )
     return (what,)
+
+
+def _find_spikes(durations: IntArray, typical: float, slow_idx: IntArray) -> IntArray:
+    """Slow calls without the small ones among them, which are slow for a reason of their own and lose next to nothing.
+
+    Half of what was lost is in calls that took at least as long as the one that the others are compared with.
+    """
+    lost = durations[slow_idx] - typical
+    if not len(lost):
+        return slow_idx
+    longest = np.sort(lost)[::-1]
+    half = longest[np.searchsorted(np.cumsum(longest), longest.sum() / 2)]
+    is_spike: BoolArray = lost >= _MIN_OF_SPIKE * half
+    return slow_idx[is_spike]
 
 
 def _find_rhythm(calls: EventRows, slow_idx: IntArray) -> _Rhythm | None:
