@@ -6,7 +6,6 @@ relays on the bridge, so that these keep their loopback addresses.
 
 import os
 import signal
-import socket
 import struct
 import subprocess
 from contextlib import ExitStack, contextmanager
@@ -14,6 +13,7 @@ from contextlib import ExitStack, contextmanager
 import duckdb
 import yaml
 from tests.e2e.test_weather import build_library
+from tests.support.ports import free_port
 from tests.support.relay import Relay
 
 from ingero.sim.cluster.cleanup import open_cleanup
@@ -27,13 +27,6 @@ TOKEN = "chaos" * 8
 N_FLEETS = 3
 DISK_BYTES = 192 << 20
 """Of each part's disk; a small one, so that it can be filled."""
-
-
-def free_port():
-    """A loopback port that nobody has now."""
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return one.getsockname()[1]
 
 
 class Part:

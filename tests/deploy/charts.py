@@ -5,7 +5,6 @@ import json
 import os
 import re
 import shutil
-import socket
 import subprocess
 from contextlib import ExitStack, contextmanager
 from functools import cache
@@ -14,6 +13,7 @@ from pathlib import Path
 import pytest
 import yaml
 from tests.deploy.site import BIN, DEPLOY, ROOT
+from tests.support.ports import free_port
 
 HELM = shutil.which("helm") or (
     str(ROOT / ".cache/helm") if (ROOT / ".cache/helm").exists() else None
@@ -56,12 +56,6 @@ def find_pod(objects):
     """The pod of the only workload."""
     (found,) = [one["spec"]["template"] for one in objects if one["kind"] in WORKLOADS]
     return found
-
-
-def free_port():
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return listener.getsockname()[1]
 
 
 class Node:

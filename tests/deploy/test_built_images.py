@@ -16,10 +16,10 @@ from contextlib import contextmanager
 
 import httpx
 import pytest
-from tests.deploy.charts import free_port
 from tests.deploy.site import ROOT
 from tests.e2e.agents import health
 from tests.support import local_http
+from tests.support.ports import free_port
 
 from ingero.testing.waiting import wait_until
 

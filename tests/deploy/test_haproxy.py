@@ -9,9 +9,9 @@ from pathlib import Path
 
 import httpx
 import pytest
-from tests.deploy.charts import free_port
 from tests.e2e.agents import health
 from tests.support import local_http
+from tests.support.ports import free_port
 
 from ingero.agent.health.transport import GrpcTransport, HttpTransport, TransportSettings
 from ingero.otlp.client.endpoint import parse_endpoint

@@ -8,10 +8,11 @@ import tomllib
 import httpx
 import pytest
 import yaml
-from tests.deploy.charts import ADDRESS, free_port
+from tests.deploy.charts import ADDRESS
 from tests.deploy.site import DEPLOY, ROOT, run_program
 from tests.e2e.agents import health
 from tests.support import local_http
+from tests.support.ports import free_port
 
 from ingero.testing.waiting import wait_until
 

@@ -8,9 +8,9 @@ from contextlib import ExitStack
 
 import httpx
 import pytest
-from tests.deploy.charts import free_port
 from tests.deploy.site import BIN, ROOT, run_program
 from tests.support import local_http
+from tests.support.ports import free_port
 
 from ingero.sim.cluster.slurm import build_local_nodes, run_slurm
 from ingero.testing.waiting import wait_until

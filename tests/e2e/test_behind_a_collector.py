@@ -7,11 +7,11 @@ from pathlib import Path
 
 import httpx
 import pytest
-from tests.deploy.charts import free_port
 from tests.deploy.site import run_program, wait_for_page
 from tests.e2e.agents import Agents, health
 from tests.e2e.test_collectives import job
 from tests.support import local_http
+from tests.support.ports import free_port
 
 from ingero.otlp.codec import encode_protobuf
 from ingero.otlp.codec.export import decode_export

@@ -24,8 +24,9 @@ from tests.fleet.test_jetstream import (
     push,
     push_all,
 )
-from tests.fleet.test_process import Upstream, _free_port, _push
+from tests.fleet.test_process import Upstream, _push
 from tests.support.collector import open_collector
+from tests.support.ports import free_port
 
 from ingero.errors import UnsupportedError
 from ingero.fleet.jetstream.messages import (
@@ -183,7 +184,7 @@ def test_an_older_fleet_goes_on_from_what_was_said_before_records_that_it_does_n
 @pytest.mark.parametrize("is_first_old", [True, False])
 def test_a_queue_on_disk_is_delivered_by_a_fleet_of_the_other_release(old, tmp_path, is_first_old):
     first, second = (old(STREAMS), NEW) if is_first_old else (NEW, old(STREAMS))
-    config, port = tmp_path / "fleet.yaml", _free_port()
+    config, port = tmp_path / "fleet.yaml", free_port()
     config.write_text(STORING)
     places = {"UPSTREAM": f"http://127.0.0.1:{port}", "STORAGE": str(tmp_path / "storage")}
     with run_fleet(config, environ={**places, **first}) as fleet:

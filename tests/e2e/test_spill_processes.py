@@ -2,12 +2,12 @@
 
 import json
 import signal
-import socket
 import subprocess
 import time
 from contextlib import contextmanager
 
 import numpy as np
+from tests.support.ports import free_port
 
 from ingero.agent.health.spill import Spill, SpillSettings
 from ingero.otlp.codec import decode_export, decode_protobuf
@@ -43,12 +43,6 @@ class Steps:
             return check()
 
         return wait_until(step)
-
-
-def free_port():
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return one.getsockname()[1]
 
 
 @contextmanager

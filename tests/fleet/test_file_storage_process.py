@@ -5,8 +5,9 @@ import signal
 import subprocess
 
 import pytest
-from tests.fleet.test_process import Upstream, _free_port, _push, _scrape
+from tests.fleet.test_process import Upstream, _push, _scrape
 from tests.support import local_http
+from tests.support.ports import free_port
 
 from ingero.testing.fleet import run_fleet, wait_for_line
 
@@ -49,7 +50,7 @@ def _push_all(fleet, values):
 
 @pytest.mark.slow
 def test_what_was_acknowledged_before_kill_9_is_delivered_by_the_next_process_in_order(start):
-    port = _free_port()
+    port = free_port()
     with start(port) as fleet:
         assert local_http.get(
             f"http://{fleet.addresses['extensions.healthee']}/healthz/ee"
@@ -96,7 +97,7 @@ def _fill(file):
 
 @pytest.mark.slow
 def test_full_disk_refuses_for_now_and_a_damaged_batch_costs_only_itself(start, small_disk):
-    port, filler = _free_port(), small_disk / "filler"
+    port, filler = free_port(), small_disk / "filler"
     with start(port, small_disk / "storage") as fleet:
         assert _push_all(fleet, [1, 2]) == [1.0, 2.0]
         with pytest.raises(OSError, match="No space left"):

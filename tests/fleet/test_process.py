@@ -14,6 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.e2e.agents import health
 from tests.e2e.test_collectives import job
 from tests.support import local_http
+from tests.support.ports import free_port
 
 from ingero.errors import IngeroError
 from ingero.otlp.codec import decode_export, encode_protobuf
@@ -127,12 +128,6 @@ class Upstream:
     def close(self):
         self.server.shutdown()
         self.server.server_close()
-
-
-def _free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 @pytest.mark.slow
@@ -353,7 +348,7 @@ def test_port_in_use_at_start_names_the_component_and_ends_with_1(tmp_path):
 def test_nothing_is_lost_while_the_destination_is_away(tmp_path):
     config = tmp_path / "fleet.yaml"
     config.write_text(FORWARDING)
-    port = _free_port()
+    port = free_port()
     with run_fleet(config, environ={"UPSTREAM": f"http://127.0.0.1:{port}"}) as fleet:
         for value in range(20):
             assert _push(fleet, float(value)).status_code == 200
@@ -371,7 +366,7 @@ def test_nothing_is_lost_while_the_destination_is_away(tmp_path):
 def test_waiting_batches_survive_a_reload(tmp_path):
     config = tmp_path / "fleet.yaml"
     config.write_text(FORWARDING)
-    port = _free_port()
+    port = free_port()
     with run_fleet(config, environ={"UPSTREAM": f"http://127.0.0.1:{port}"}) as fleet:
         for value in range(5):
             assert _push(fleet, float(value)).status_code == 200

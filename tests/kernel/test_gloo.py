@@ -1,13 +1,14 @@
 """Collectives of a real PyTorch over Gloo: who, which, how many bytes, and what an exception leaves. Needs torch, in no place of ours."""
 
 import json
-import socket
 import subprocess
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import pytest
+from tests.support.ports import free_port
 
 from ingero.agent.capture.discover.processes import open_file
 from ingero.agent.capture.probes.engine import EngineSettings
@@ -65,25 +66,29 @@ def start_probed(start_engine, library):
     return start
 
 
+@contextmanager
 def start_ranks(python, script, n_ranks):
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-    shared = {"WORLD_SIZE": str(n_ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    return [
-        subprocess.Popen(
-            [python, SCRIPTS / script],
-            env={**shared, "RANK": str(rank)},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-        )
-        for rank in range(n_ranks)
-    ]
+    """The ranks; killed in the end, so that a test that fails leaves no pipe for another's collection of garbage."""
+    port = str(free_port())
+    shared = {"WORLD_SIZE": str(n_ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    with ExitStack() as stack:
+        ranks = []
+        for rank in range(n_ranks):
+            started = subprocess.Popen(
+                [python, SCRIPTS / script],
+                env={**shared, "RANK": str(rank)},
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+            )
+            ranks.append(stack.enter_context(started))
+            stack.callback(started.kill)
+        yield ranks
 
 
 def run_ranks(python, script, n_ranks):
     """What each rank printed."""
-    ranks = start_ranks(python, script, n_ranks)
-    outputs = [rank.communicate()[0].decode() for rank in ranks]
+    with start_ranks(python, script, n_ranks) as ranks:
+        outputs = [rank.communicate()[0].decode() for rank in ranks]
     assert [rank.returncode for rank in ranks] == [0] * n_ranks
     return {rank.pid: output for rank, output in zip(ranks, outputs, strict=True)}
 
@@ -143,17 +148,17 @@ def test_groups_that_were_made_before_the_probes_are_who_they_were(
     python, start_probed, read, mode
 ):
     first = start_probed(mode)
-    ranks = start_ranks(python, "late.py", 2)
-    for rank in ranks:
-        assert rank.stdout.readline() == b"ready\n"
-    late = start_probed(mode)
-    for rank in ranks:
-        late.control.watch_pid(rank.pid)
-        rank.stdin.write(b"on\n")
-        rank.stdin.flush()
-    for rank in ranks:
-        rank.communicate()
-        assert rank.returncode == 0
+    with start_ranks(python, "late.py", 2) as ranks:
+        for rank in ranks:
+            assert rank.stdout.readline() == b"ready\n"
+        late = start_probed(mode)
+        for rank in ranks:
+            late.control.watch_pid(rank.pid)
+            rank.stdin.write(b"on\n")
+            rank.stdin.flush()
+        for rank in ranks:
+            rank.communicate()
+            assert rank.returncode == 0
     pids = [rank.pid for rank in ranks]
     known, seen = (read_numbered(read(engine, []), pids) for engine in (first, late))
     assert [len(rows) for rows in known.values()] == [7, 7]

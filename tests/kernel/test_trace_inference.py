@@ -2,7 +2,6 @@
 
 import json
 import os
-import socket
 import subprocess
 import sys
 from contextlib import contextmanager
@@ -12,6 +11,7 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
     ExportMetricsServiceRequest,
 )
 from tests.support import local_http
+from tests.support.ports import free_port
 
 from ingero.model.verdicts import VerdictKind
 from ingero.sim.local_fleet import ADMIN, OTLP_HTTP, run_local_fleet
@@ -65,8 +65,7 @@ def read_account(text):
 def run_engine(folder):
     """A process with the command line and a page of vLLM; its pid and port."""
     (folder / "vllm").write_text(ENGINE)
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
+    port = free_port()
     command = [sys.executable, folder / "vllm", "serve", "m", "--port", str(port)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as engine:
         assert engine.stdout is not None

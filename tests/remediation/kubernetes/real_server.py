@@ -1,6 +1,5 @@
 """A real API server of Kubernetes with a real etcd, as `scripts/install_kubernetes` builds them."""
 
-import socket
 import subprocess
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,6 +10,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 from tests.remediation.kubernetes.small_server import ADMIN
 from tests.support import local_http
 
+from ingero.sim.cluster.ports import find_free_ports
 from ingero.testing.waiting import wait_until
 
 FOLDER = Path(__file__).parents[3] / ".cache/kubernetes"
@@ -18,15 +18,6 @@ PROGRAMS = FOLDER / "kube-apiserver", FOLDER / "etcd"
 REMEDIATOR = "remediator-token"
 READER = "reader-token"
 TOKENS = f'{ADMIN},admin,1,"system:masters"\n{REMEDIATOR},remediator,2\n{READER},reader,3\n'
-
-
-def find_ports(count):
-    """Ports that were free just now."""
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [one.getsockname()[1] for one in sockets]
-    for one in sockets:
-        one.close()
-    return ports
 
 
 class RealServer:
@@ -75,7 +66,7 @@ class RealServer:
 @contextmanager
 def run_real_server(folder):
     """An API server on an empty etcd."""
-    etcd_port, peer_port, port = find_ports(3)
+    etcd_port, peer_port, port = find_free_ports(3)
     key = rsa.generate_private_key(public_exponent=65537, key_size=2048)
     (folder / "accounts.pem").write_bytes(
         key.private_bytes(Encoding.PEM, PrivateFormat.TraditionalOpenSSL, NoEncryption())

@@ -5,9 +5,10 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 
 import pytest
-from tests.remediation.kubernetes.real_server import FOLDER, ended, find_ports
+from tests.remediation.kubernetes.real_server import FOLDER, ended
 from tests.remediation.kubernetes.small_server import ADMIN
 from tests.remediation.kubernetes.test_kubernetes import RECORD
+from tests.support.ports import free_port
 
 from ingero.testing.waiting import wait_until
 
@@ -33,7 +34,7 @@ def controllers(api, tmp_path):
 
 @contextmanager
 def run(name, flags, kubeconfig, folder):
-    (port,) = find_ports(1)
+    port = free_port()
     command = [
         FOLDER / name, "--kubeconfig", kubeconfig, "--leader-elect=false", "--port=0",
         f"--secure-port={port}", "--bind-address=127.0.0.1", f"--cert-dir={folder}/{name}", *flags,

@@ -20,6 +20,7 @@ from typing import Final
 
 from ingero.config.environment import build_environment
 from ingero.errors import IngeroError, RetryableError
+from ingero.sim.cluster.ports import find_free_ports
 
 START_TIMEOUT_S: Final = 60.0
 COMMAND_TIMEOUT_S: Final = 20.0
@@ -240,7 +241,7 @@ def _write_config(
     (folder / "munge.key").touch(mode=0o600)
     (folder / "munge.key").write_bytes(os.urandom(1024))
     host = socket.gethostname().partition(".")[0]
-    first, *ports = _free_ports(len(nodes) + 1)
+    first, *ports = find_free_ports(len(nodes) + 1)
     lines = [
         f"NodeName={node.name} NodeAddr={node.address} NodeHostname={host} Port={port} CPUs=1"
         f" Weight={node.weight} State=UNKNOWN"
@@ -250,12 +251,3 @@ def _write_config(
     lines.append("PartitionName=all Nodes=ALL Default=YES State=UP")
     text = _CONFIG.format(host=host, address=address, port=first, folder=folder)
     (folder / "slurm.conf").write_text(text + "\n".join(lines) + "\n", encoding="utf-8")
-
-
-def _free_ports(count: int) -> list[int]:
-    """Ports that nothing listens on now; Slurm cannot choose them itself."""
-    with ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return [int(one.getsockname()[1]) for one in sockets]

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import threading
 import time
@@ -22,6 +21,7 @@ from ingero.closing import Closing
 from ingero.config.environment import build_environment
 from ingero.config.torch import find_torch_python
 from ingero.errors import ConfigError, IngeroError, UnsupportedError
+from ingero.sim.cluster.ports import find_free_ports
 from ingero.sim.cluster.rendezvous import has_met
 from ingero.sim.cluster.shares import WHOLE, ProcessorShare
 from ingero.sim.runner import get_program
@@ -174,7 +174,7 @@ class TorchJob(Closing):
         self._pulses: list[tuple[_Pulses, threading.Thread]] = []
         self._neighbours: list[subprocess.Popen[bytes]] = []
         self._is_breaking = False
-        self._port = _PORT if hosts[0].prefix else _find_port()
+        self._port = _PORT if hosts[0].prefix else find_free_ports(1)[0]
         shared = {
             "WORLD_SIZE": str(len(hosts)),
             "MASTER_ADDR": hosts[0].address,
@@ -368,8 +368,3 @@ def _read_waited(pid: int, share: ProcessorShare) -> int:
     except OSError:
         return 0
     return max(waited_ns - share.read_throttled(), 0)
-
-
-def _find_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        return int(taken.getsockname()[1])
