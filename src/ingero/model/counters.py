@@ -99,23 +99,25 @@ class ProcessCounters:
         mono_ns: When, on the monotonic clock.
         threads: Its threads by their number; of many not all.
         quotas: Those that it is under, the innermost first.
-        n_major_faults: Page faults that waited for a disk.
         n_processors_allowed: Processors that it may run on.
         nice: Of the main thread.
         children: As ``threads``, of the first thread of each child process: a loader's workers.
         boot_ticks: When, in clock ticks since boot; no later than anything was read.
         throttled: Each cgroup above it that can be held back, limited or not, by the inode of its folder.
+        kernel_ns: Processor time of all its threads in the kernel so far, by the kernel's own samples.
+        n_minor_faults: Page faults of all its threads that waited for no disk.
     """
 
     mono_ns: int
     threads: Mapping[int, TaskTimes]
     quotas: tuple[Quota, ...] = ()
-    n_major_faults: int = 0
     n_processors_allowed: int = 0
     nice: int = 0
     children: Mapping[int, TaskTimes] = field(default_factory=dict)
     boot_ticks: int = 0
     throttled: Mapping[int, ThrottledTotals] = field(default_factory=dict)
+    kernel_ns: int = 0
+    n_minor_faults: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,6 +165,8 @@ class WorkRates:
             None where calls are not probed.
         cgroup: Inode of the cgroup's folder whose quota this is about; 0 for none, and for peers.
         parallel: Time on a processor of all its threads and children, by that of the one that wanted it longest.
+        kernel_ns: In the kernel, of all threads of the process; None where that is not known.
+        minor_faults: Page faults of all threads of the process that waited for no disk; None where that is not known.
     """
 
     n_ops: int
@@ -183,6 +187,8 @@ class WorkRates:
     device_ns: float | None = None
     cgroup: int = 0
     parallel: float = 1.0
+    kernel_ns: float | None = None
+    minor_faults: float | None = None
 
 
 class CudaWait(NamedTuple):

@@ -24,7 +24,7 @@ def machine(tmp_path):
     for pid, parent, name in ((5, 1, "train"), (6, 5, "worker"), (7, 1, "stress) 1")):
         folder = tmp_path / "proc" / str(pid)
         (folder / "task" / str(pid)).mkdir(parents=True)
-        fields = ["S", parent, *[0] * 7, 12, 0, 30, 10, 0, 0, 20, 3, 0, 0, 100 + pid, 0, 0]
+        fields = ["S", parent, *[0] * 5, 12, 0, 4, 0, 30, 10, 0, 0, 20, 3, 0, 0, 100 + pid, 0, 0]
         (folder / "stat").write_text(f"{pid} ({name}) {' '.join(map(str, fields))}\n")
         (folder / "task" / str(pid) / "schedstat").write_text(f"{pid}000 {pid}00 9\n")
         (folder / "cgroup").write_text("4:cpu,cpuacct:/a/b\n0::/a/b\n")
@@ -58,7 +58,7 @@ def test_narrowest_quota_above_a_process_of_version_2_and_its_neighbour(machine)
     reading = files(machine, "cgroup2", "nsdelegate").read(5, 17)
     assert (reading.mono_ns, reading.boot_ticks) == (17, 900)
     assert reading.threads == {5: (5000, 500, 105)}
-    assert (reading.n_major_faults, reading.nice) == (12, 3)
+    assert (reading.n_minor_faults, reading.kernel_ns, reading.nice) == (12, 10 * TICK_NS, 3)
     assert limit_of(reading) == (0.5, 40_000, 3)
     ((neighbour, spent_ns),) = reading.quotas[0].others_ns.items()
     assert (neighbour, neighbour.label) == (QuotaMember(7, 107, ""), "stress) 1 (7)")

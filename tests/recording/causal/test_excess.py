@@ -127,6 +127,53 @@ def test_nothing_is_said_of_a_gpu_where_calls_of_one_of_the_times_are_not_known(
     assert unknown.device_ns is None
 
 
+def with_faults(one, n_faults, kernel_ms):
+    """Work of which an operation has so many page faults, and so much time in the kernel."""
+    first = replace(one.first, n_minor_faults=1000, kernel_ns=NS_PER_S)
+    kernel_ns = NS_PER_S + round(one.n_ops * kernel_ms * NS_PER_MS)
+    n_minor_faults = 1000 + one.n_ops * n_faults
+    last = replace(one.last, n_minor_faults=n_minor_faults, kernel_ns=kernel_ns)
+    return replace(one, first=first, last=last)
+
+
+def test_memory_that_is_given_back_and_faulted_in_again_is_said_with_what_to_do():
+    before = with_faults(work(400, 6.5, run_ms=6.5), 1, 0.5)
+    after = with_faults(work(100, 8.2, run_ms=8.2), 256, 1.3)
+    (cause,) = (found := explain(0.2, after, before, None)).causes
+    assert cause.kind == "more-computing"
+    assert cause.evidence[1:] == (
+        "in the kernel 1.3 ms an operation, 500 µs before",
+        "256 page faults without a disk an operation, 1 before",
+    )
+    assert "MALLOC_TRIM_THRESHOLD_" in found.todo[0]
+
+
+@pytest.mark.parametrize(
+    ("n_faults", "kernel_ms"),
+    [
+        (256, 0.5),  # as much time in the kernel as before
+        (60, 1.3),  # the kernel does something else
+        (1, 1.3),
+    ],
+)
+def test_page_faults_that_explain_nothing_are_not_mentioned(n_faults, kernel_ms):
+    before = with_faults(work(400, 6.5, run_ms=6.5), 1, 0.5)
+    after = with_faults(work(100, 8.2, run_ms=8.2), n_faults, kernel_ms)
+    (cause,) = (found := explain(0.2, after, before, None)).causes
+    assert len(cause.evidence) == 1
+    assert "MALLOC" not in " ".join(found.todo)
+
+
+def test_page_faults_of_a_worker_process_and_of_peers_are_not_known():
+    after = with_faults(work(100, 8.2, run_ms=8.2), 256, 1.3)
+    peers = find_median([find_rates(with_faults(work(100, 6.5, run_ms=6.5), 1, 0.5))] * 3)
+    (cause,) = find_excess_causes(0.2, after, peers, None).causes
+    assert len(cause.evidence) == 1
+    busy = {20: TaskTimes(20 * NS_PER_S, 0)}
+    by_child = replace(after, last=replace(after.last, children=busy, boot_ticks=9))
+    assert find_rates(by_child).minor_faults is None
+
+
 def test_throttling_that_was_there_before_explains_nothing():
     after = work(100, 20, run_ms=5, ready_ms=5, held_ms=5, quota=0.5)
     found = explain(0.5, after, work(**BEFORE), OffCpuTimes(50))

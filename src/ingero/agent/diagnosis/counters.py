@@ -2,8 +2,9 @@
 
 Sources: Linux, Documentation/scheduler/sched-stats.rst (``schedstat``: nanoseconds on a processor, nanoseconds ready to
 run, turns), Documentation/scheduler/sched-bwc.rst (``cpu.cfs_quota_us``, ``throttled_time`` in nanoseconds),
-Documentation/admin-guide/cgroup-v2.rst (``cpu.max``, ``throttled_usec``), proc_pid_stat(5) (``starttime``, in clock
-ticks since boot, as ``CLOCK_BOOTTIME`` counts: with time in which the machine slept), proc_tid_children(5).
+Documentation/admin-guide/cgroup-v2.rst (``cpu.max``, ``throttled_usec``), proc_pid_stat(5) (``minflt``, ``stime``;
+``starttime``, in clock ticks since boot, as ``CLOCK_BOOTTIME`` counts: with time in which the machine slept),
+proc_tid_children(5).
 """
 
 from __future__ import annotations
@@ -44,7 +45,8 @@ class _Stat(NamedTuple):
     name: str
     parent: int
     spent_ns: int
-    n_major_faults: int
+    kernel_ns: int
+    n_minor_faults: int
     nice: int
     start_ticks: int
 
@@ -85,12 +87,13 @@ class CounterFiles:
             mono_ns,
             threads,
             tuple(self._iter_quotas(pid, folders)),
-            stat.n_major_faults,
             _count_allowed(pid),
             stat.nice,
             dict(self._iter_children(pid, before.children if before else {})),
             boot_ticks,
             dict(_iter_throttled(folders)),
+            stat.kernel_ns,
+            stat.n_minor_faults,
         )
 
     def _iter_threads(
@@ -164,12 +167,13 @@ def _read_stat(folder: Path) -> _Stat | None:
     fields = rest.split()
     if len(fields) < 20 or fields[0] == ENDED:
         return None
-    spent = int(fields[11]) + int(fields[12])
+    in_program, in_kernel = int(fields[11]), int(fields[12])
     return _Stat(
         name.partition("(")[2],
         int(fields[1]),
-        spent * _TICK_NS,
-        int(fields[9]),
+        (in_program + in_kernel) * _TICK_NS,
+        in_kernel * _TICK_NS,
+        int(fields[7]),
         int(fields[16]),
         int(fields[19]),
     )

@@ -31,7 +31,16 @@ from ingero.model.counters import (
 )
 from ingero.model.diagnosis import CauseKind
 from ingero.recording.causal.conclusions import CausePart, ExcessCauses, conclude
-from ingero.recording.causal.work_rates import MIN_OPS, find_rates, find_throttled
+from ingero.recording.causal.work_facts import (
+    describe_faults,
+    describe_neighbours,
+    describe_place,
+    describe_quota,
+    describe_then,
+    describe_unknown,
+    name_worst,
+)
+from ingero.recording.causal.work_rates import MIN_OPS, find_rates
 from ingero.units import NS_PER_US, format_duration
 
 MIN_RISE: Final = 1.1
@@ -49,6 +58,10 @@ _GPU_STANDS: Final = "waiting for its GPU"
 _GPU_NEXT_STEPS: Final = (
     "look for Xid errors (`dmesg`), and at what its GPU does (`nvidia-smi`)",
     "its GPU may wait for another group's collective: look whether ranks of that group stand too",
+)
+_FAULTS_NEXT_STEPS: Final = (
+    "let the process keep what it frees: MALLOC_TRIM_THRESHOLD_ and MALLOC_MMAP_THRESHOLD_ of glibc, or jemalloc",
+    "look at the lines at which it runs, and whether its data are more than its peers'",
 )
 _UNREAD: Final = "no reading from before it was slow, and none of a peer"
 
@@ -298,13 +311,12 @@ def _compare(
     )
     throttled_ns = min(held.extra_ns, ready.extra_ns)
     neighbours, n_grown = _find_neighbours(then, now)
-    unknown = _describe_unknown(now, n_grown) if held.extra_ns > 0 else ()
+    unknown = describe_unknown(now, n_grown) if held.extra_ns > 0 else ()
     by_quota, by_others, by_itself = _share_out(then, now, sum(neighbours.values()), computing)
     queued_ns = ready.extra_ns - throttled_ns
     others = {} if seen is None else seen.by_others_ns
-    who = _name_worst(
-        {one.label: rate for one, rate in neighbours.items()} if by_others else others
-    )
+    who = name_worst({one.label: rate for one, rate in neighbours.items()} if by_others else others)
+    faults = describe_faults(then, now)
     device, facts = _find_device_part(then, now, ready.extra_ns)
     parts = [
         CausePart(CauseKind.GPU_COMPUTING, device, facts),
@@ -314,7 +326,7 @@ def _compare(
             (
                 f"throttled {held.description}",
                 *of_whom,
-                *_describe_quota(then, now, after),
+                *describe_quota(then, now, after),
                 *unknown,
             ),
         ),
@@ -324,8 +336,8 @@ def _compare(
             (
                 f"ready to run and not running {ready.description}",
                 *of_whom,
-                *(_describe_neighbours(neighbours, now) if by_others else ()),
-                *_describe_place(then, now),
+                *(describe_neighbours(neighbours, now) if by_others else ()),
+                *describe_place(then, now),
                 *unknown,
             ),
             f"preempted by {who}" if who else "",
@@ -333,7 +345,8 @@ def _compare(
         CausePart(
             CauseKind.MORE_COMPUTING,
             max(computing.extra_ns - device, 0.0),
-            (f"on a processor {computing.description}", *of_whom),
+            (f"on a processor {computing.description}", *of_whom, *faults),
+            todo=_FAULTS_NEXT_STEPS if faults else (),
         ),
     ]
     return parts[not facts :], min(throttled_ns * by_itself, _find_most_held(now, computing))
@@ -382,13 +395,8 @@ class _Change:
     @classmethod
     def of(cls, then_ns: float, now_ns: float, then: WorkRates, now: WorkRates) -> _Change:
         took, was = format_duration(round(now_ns)), format_duration(round(then_ns))
-        description = f"{took} an operation, {_describe_then(then, was)}"
+        description = f"{took} an operation, {describe_then(then, was)}"
         return cls(max(now_ns - then_ns, 0.0) * now.n_ops, then_ns, description)
-
-
-def _describe_then(then: WorkRates, was: str) -> str:
-    """A figure of the reference."""
-    return f"its peers {was}" if then.is_of_peers else f"{was} before"
 
 
 def _find_neighbours(then: WorkRates, now: WorkRates) -> tuple[dict[QuotaMember, float], int]:
@@ -405,16 +413,6 @@ def _find_neighbours(then: WorkRates, now: WorkRates) -> tuple[dict[QuotaMember,
         if one in then.others or one.start_ticks >= then.end_ticks
     }
     return {one: rate for one, rate in known.items() if rate > 0}, len(now.others) - len(known)
-
-
-def _describe_unknown(now: WorkRates, n_grown: int) -> tuple[str, ...]:
-    """What is not known of the others of a quota."""
-    facts = []
-    if now.n_unknown_others:
-        facts.append(f"what {now.n_unknown_others} others of its cgroup use is not known")
-    if n_grown:
-        facts.append(f"what {n_grown} others of its cgroup used before is not known")
-    return tuple(facts)
 
 
 def _share_out(
@@ -437,50 +435,3 @@ def _share_out(
     n_more = n_more if n_more > noise else 0.0
     whole = n_gone + n_taken + n_more
     return (n_gone / whole, n_taken / whole, n_more / whole) if whole else (1.0, 0.0, 0.0)
-
-
-def _name_worst(takers: Mapping[str, float]) -> str:
-    """Who takes most, shortly: ``job`` for ``job (12)`` and ``job (13)``."""
-    totals: dict[str, float] = {}
-    for name, rate in takers.items():
-        short = name.rpartition(" (")[0] or name
-        totals[short] = totals.get(short, 0.0) + rate
-    worst = sorted(totals, key=lambda name: (-totals[name], name))
-    return ", ".join(worst[:_MAX_NAMES])
-
-
-def _describe_neighbours(
-    neighbours: Mapping[QuotaMember, float], now: WorkRates
-) -> tuple[str, ...]:
-    worst = sorted(neighbours, key=lambda one: (-neighbours[one], one.label))[:_MAX_NAMES]
-    of = "" if now.n_processors is None else f" of {now.n_processors:.3g}"
-    return tuple(f"{one.label} uses {neighbours[one]:.2g}{of} processors" for one in worst)
-
-
-def _describe_quota(then: WorkRates, now: WorkRates, after: Work) -> tuple[str, ...]:
-    if not now.cgroup:
-        return ("no cgroup above it has a quota",)
-    throttled = find_throttled(after, now.cgroup)
-    limit = "its cgroup was held back by a limit that is gone by now"
-    if now.n_processors is not None:
-        was = "none" if then.n_processors is None else f"{then.n_processors:.3g}"
-        limit = f"its cgroup may use {now.n_processors:.3g} processors, {_describe_then(then, was)}"
-        at_end = [one.n_processors for one in after.last.quotas if one.cgroup == now.cgroup]
-        if not at_end:
-            limit += ", without a limit by now"
-        elif at_end[0] > now.n_processors:
-            limit += f", {at_end[0]:.3g} by now"
-    if throttled is None:
-        return (limit, "how long it was held back is not known")
-    return (limit, f"held back in {throttled.n_periods} periods since it is slow")
-
-
-def _describe_place(then: WorkRates, now: WorkRates) -> tuple[str, ...]:
-    """Differences of where and how urgently it may run."""
-    facts = []
-    if now.n_processors_allowed < then.n_processors_allowed:
-        was = _describe_then(then, str(then.n_processors_allowed))
-        facts.append(f"it may run on {now.n_processors_allowed} processors, {was}")
-    if now.nice > then.nice:
-        facts.append(f"its nice value is {now.nice}, {_describe_then(then, str(then.nice))}")
-    return tuple(facts)

@@ -37,6 +37,7 @@ def find_rates(work: Work, cgroup: int | None = None) -> WorkRates | None:
     cgroup = find_held(work) if cgroup is None else cgroup
     throttled = find_throttled(work, cgroup)
     others, n_unknown = _rates_of_others(work, cgroup)
+    is_own = tid not in last.children
     period_ns = (last.mono_ns - work.first.mono_ns) / n_ops
     own_ns = work.own_ns / n_ops
     return WorkRates(
@@ -50,7 +51,7 @@ def find_rates(work: Work, cgroup: int | None = None) -> WorkRates | None:
         others,
         last.n_processors_allowed,
         last.nice,
-        tid if tid in last.children else 0,
+        0 if is_own else tid,
         end_ticks=last.boot_ticks,
         n_unknown_others=n_unknown,
         n_unknown_threads=sum(
@@ -61,6 +62,8 @@ def find_rates(work: Work, cgroup: int | None = None) -> WorkRates | None:
         else _find_device_ns(work.cuda_ns / n_ops, period_ns, own_ns),
         cgroup=cgroup,
         parallel=_find_parallel(work, grown.ran_ns),
+        kernel_ns=(last.kernel_ns - work.first.kernel_ns) / n_ops if is_own else None,
+        minor_faults=(last.n_minor_faults - work.first.n_minor_faults) / n_ops if is_own else None,
     )
 
 
