@@ -7,9 +7,10 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from tests.deploy.chart_cases import CASES, objects_of
 from tests.deploy.charts import Node, find, find_pod, helm, needs_helm, render
 from tests.deploy.site import BIN, DEPLOY
-from tests.deploy.test_charts import CASES, objects_of, wait_for
+from tests.deploy.test_chart_containers import wait_for
 from tests.support import local_http
 
 from ingero.config.document import parse_document

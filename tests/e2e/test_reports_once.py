@@ -9,7 +9,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 from tests.e2e.agents import find_series
 from tests.e2e.test_collectives import PROTOBUF
-from tests.fleet.processors.collectives.test_collectives_processor import job
+from tests.fleet.processors.collectives.judged import job
 from tests.fleet.test_jetstream import config_of, find_judge, is_followed, push_all, running
 from tests.support import local_http
 from tests.support.echo import RunningEcho

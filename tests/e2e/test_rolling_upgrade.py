@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 from tests.e2e.agents import Agents, event, told
+from tests.echo.one_token import TOKEN, Echo
 from tests.echo.service.conftest import collectives
-from tests.echo.test_process import TOKEN, Echo
 from tests.fleet.test_file_storage_process import STORING
 from tests.fleet.test_jetstream import (
     NODES,

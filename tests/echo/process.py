@@ -12,7 +12,7 @@ import grpc
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
     ExportMetricsServiceResponse,
 )
-from tests.echo.test_process import ADDRESSES, ECHO
+from tests.echo.one_token import ADDRESSES, ECHO
 from tests.support import local_http
 
 OPERATOR, TEAM_A, TEAM_B = "op-" + "o" * 29, "aa-" + "a" * 29, "bb-" + "b" * 29

@@ -16,7 +16,7 @@ from pathlib import Path
 import duckdb
 import pytest
 from mcp import Client, StdioServerParameters, stdio_client
-from tests.echo.test_process import ADDRESSES, ECHO, TOKEN, Echo, fill, numbered, run
+from tests.echo.one_token import ADDRESSES, ECHO, TOKEN, Echo, fill, numbered, run
 from tests.support import local_http
 
 from ingero.config import parse_model

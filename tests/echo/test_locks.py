@@ -8,8 +8,8 @@ from pathlib import Path
 
 import duckdb
 import pytest
+from tests.echo.one_token import ADDRESSES, numbered, run
 from tests.echo.process import ACL, Served
-from tests.echo.test_process import ADDRESSES, numbered, run
 
 
 def locks(path):

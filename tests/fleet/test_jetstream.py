@@ -9,7 +9,7 @@ from contextlib import ExitStack, contextmanager
 import pytest
 from click.testing import CliRunner
 from tests.e2e.agents import Agents, event, health, told
-from tests.fleet.processors.collectives.test_collectives_processor import job
+from tests.fleet.processors.collectives.judged import job
 from tests.support.collector import open_collector
 
 from ingero.cli.programs.fleet import cli

@@ -5,7 +5,7 @@ import time
 from contextlib import closing
 
 import pytest
-from tests.echo.db.test_store import make_store, rows_of
+from tests.echo.db.stores import make_store, rows_of
 
 from ingero.echo.db.backup_socket import BackupServer, backup_socket_path
 from ingero.echo.db.files import back_up

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import duckdb
 import pytest
-from tests.echo.db.test_store import OLD, make_store, rows_of
-from tests.echo.db.test_store import T0 as NOW
+from tests.echo.db.stores import OLD, make_store, rows_of
+from tests.echo.db.stores import T0 as NOW
 
 from ingero.echo.db import backups
 from ingero.echo.db.backup_names import choose_backup, list_backups, stamp_of

@@ -1,7 +1,7 @@
 """Rows that the database does not take, of a kind that nobody thought of, cost themselves alone."""
 
 import pytest
-from tests.echo.db.test_store import T0, count, make_store, rows_of
+from tests.echo.db.stores import T0, count, make_store, rows_of
 
 from ingero.echo.db.bisection import GroupBisector
 from ingero.echo.db.duckdb_backend import DuckDbBackend

@@ -4,7 +4,7 @@ import datetime as dt
 import threading
 
 import pytest
-from tests.echo.db.test_store import OLD, T0, make_store, rows_of
+from tests.echo.db.stores import OLD, T0, make_store, rows_of
 
 from ingero.echo.db import compaction
 from ingero.echo.db.compaction import Compactor

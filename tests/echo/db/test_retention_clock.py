@@ -3,7 +3,7 @@
 import datetime as dt
 
 import pytest
-from tests.echo.db.test_store import count, make_store, rows_of
+from tests.echo.db.stores import count, make_store, rows_of
 
 from ingero.echo.db.retention import Retention
 from ingero.echo.db.rows import Rows

@@ -6,7 +6,7 @@ import hypothesis.strategies as st
 import numpy as np
 import pytest
 from hypothesis import given, settings
-from tests.echo.db.test_store import ENGINE, T0, make_store, rows_of
+from tests.echo.db.stores import ENGINE, T0, make_store, rows_of
 
 from ingero.echo.db.deduplication import mix
 from ingero.echo.db.engine import migrate, open_engine

@@ -6,7 +6,7 @@ import re
 import shutil
 
 import pytest
-from tests.echo.db.test_store import make_store, rows_of
+from tests.echo.db.stores import make_store, rows_of
 from tests.echo.service.conftest import ALL, bearers
 from tests.support.echo import RunningEcho
 

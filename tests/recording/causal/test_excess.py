@@ -6,59 +6,20 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.recording.causal.planted_work import HOG, LINES, MAIN, explain, named, work
 
 from ingero.model.counters import (
-    CodeLines,
-    CudaWait,
     OffCpuTimes,
-    ProcessCounters,
-    Quota,
-    QuotaMember,
     TaskTimes,
-    ThrottledTotals,
-    Work,
 )
 from ingero.recording.causal.excess import (
     can_be_compared,
-    describe_wait,
     find_excess_causes,
     find_fall,
-    find_hang_causes,
     find_rise,
 )
-from ingero.recording.causal.work_rates import MIN_OPS, find_held, find_median, find_rates
+from ingero.recording.causal.work_rates import MIN_OPS, find_median, find_rates
 from ingero.units import NS_PER_MS, NS_PER_S
-
-MAIN = 7
-HOG = QuotaMember(99, 0, "stress")
-
-
-def work(n_ops, own_ms, *, run_ms=5.0, ready_ms=0.0, held_ms=0.0, quota=None, hog=0.0, **more):
-    """Amounts are per operation; ``hog`` is in processors, over one second per ten operations."""
-    span_ns = n_ops * NS_PER_S // 10
-
-    def reading(mono_ns, times):
-        amount = Quota(quota or 0.0, 1, {HOG: round(hog * mono_ns)} if hog else {})
-        held = ThrottledTotals(round(times * held_ms * NS_PER_MS), round(times))
-        threads = {
-            MAIN: TaskTimes(round(times * run_ms * NS_PER_MS), round(times * ready_ms * NS_PER_MS)),
-            MAIN + 1: TaskTimes(round(times * NS_PER_MS), 0),
-        }
-        return ProcessCounters(
-            mono_ns, threads, (amount,) if quota else (), throttled={1: held}, **more
-        )
-
-    return Work(reading(0, 0), reading(span_ns, n_ops), n_ops, round(n_ops * own_ms * NS_PER_MS))
-
-
-def explain(excess_share, after, before, seen, lines=None):
-    reference = None if before is None else find_rates(before, find_held(after, before))
-    return find_excess_causes(excess_share, after, reference, seen, lines)
-
-
-def named(found):
-    return [(cause.kind, cause.share) for cause in found.causes]
-
 
 BEFORE = {"n_ops": 400, "own_ms": 10, "run_ms": 5, "ready_ms": 5, "held_ms": 5, "quota": 0.5}
 
@@ -409,83 +370,6 @@ def test_time_to_make_room_is_not_counted_as_computing_and_is_what_the_quota_hol
     found = explain(2 / 3, after, before, seen)
     assert named(found) == [("memory-reclaim", 0.8), ("page-faults", 0.2)]
     assert "held back for it by its quota 24 ms an operation" in found.causes[0].evidence
-
-
-LINES = CodeLines(
-    100,
-    {"train.py:7 main → pad": 40, "train.py:3 burn": 30, "train.py:9 main": 9},
-    {"train.py:5 load": 21},
-)
-
-
-def test_lines_of_the_program_stand_beside_computing_and_waiting():
-    seen = OffCpuTimes(n_ops=50, io_ns=250 * NS_PER_MS)
-    found = explain(0.5, work(100, 20, run_ms=11), work(400, 10), seen, LINES)
-    computing, blocked = found.causes
-    assert computing.evidence[-1] == (
-        "running, of 100 looks: train.py:7 main → pad (40%); train.py:3 burn (30%)"
-    )
-    assert blocked.evidence[-1] == "waiting, of 100 looks: train.py:5 load (21%)"
-
-
-def test_lines_tell_where_a_process_sleeps_when_nothing_else_explains_it():
-    found = explain(0.5, work(100, 20), work(400, 10), OffCpuTimes(50), LINES)
-    (cause,) = found.causes
-    assert cause.kind == "unexplained"
-    assert cause.evidence == ("asleep, of 100 looks: train.py:5 load (21%)",)
-
-
-@pytest.mark.parametrize(
-    ("lines", "said"),
-    [
-        (CodeLines(reason="it runs no Python"), ("no line of its program: it runs no Python",)),
-        (CodeLines(19, {}, {"train.py:5 load": 19}), ()),
-        (CodeLines(100, {"train.py:5 load": 100}, {}), ()),
-    ],
-)
-def test_too_few_looks_say_nothing_and_a_reason_is_told(lines, said):
-    found = explain(0.5, work(100, 20), work(400, 10), OffCpuTimes(50), lines)
-    assert found.causes[0].evidence == said
-
-
-@pytest.mark.parametrize(
-    ("states", "named_so"),
-    [
-        ({"T": 100}, [("stopped", 1.0)]),
-        ({"t": 60, "T": 40}, [("stopped", 1.0)]),
-        ({"R": 70, "S": 30}, [("more-computing", 0.7), ("asleep", 0.3)]),
-        ({"D": 95, "S": 5}, [("blocked-io", 0.95)]),
-        ({"S": 100}, [("asleep", 1.0)]),
-        ({"I": 100}, [("asleep", 1.0)]),
-        ({"S": 4}, [("unexplained", 1.0)]),
-    ],
-)
-def test_a_rank_that_others_wait_for_is_told_by_its_state(states, named_so):
-    found = find_hang_causes(replace(LINES, states=states), 2 * NS_PER_S)
-    assert named(found) == named_so
-    assert found.excess_ns == 2 * NS_PER_S
-
-
-def test_a_rank_that_others_wait_for_is_told_with_its_line():
-    (asleep,) = find_hang_causes(replace(LINES, states={"S": 100}), 2 * NS_PER_S).causes
-    assert asleep.evidence == ("waiting, of 100 looks: train.py:5 load (21%)",)
-    (running,) = find_hang_causes(replace(LINES, states={"R": 100}), 2 * NS_PER_S).causes
-    assert running.evidence[0].startswith("running, of 100 looks: train.py:7 main → pad (40%)")
-
-
-@pytest.mark.parametrize("state", ["R", "S"])
-def test_a_rank_that_others_wait_for_and_that_waits_for_its_gpu_does_not_compute(state):
-    waiting = describe_wait(CudaWait("cudaStreamSync", 3 * NS_PER_S), 15 * NS_PER_S)
-    found = find_hang_causes(replace(LINES, states={state: 100}), 2 * NS_PER_S, waiting)
-    (cause,) = found.causes
-    assert (cause.kind, cause.name, cause.share) == ("gpu-computing", "waiting for its GPU", 1.0)
-    assert cause.evidence == (
-        "in cudaStreamSync for 12 s",
-        "waiting, of 100 looks: train.py:7 main → pad (40%); train.py:3 burn (30%); train.py:5 load (21%)",
-    )
-    assert "Xid" in found.todo[0]
-    stopped = find_hang_causes(replace(LINES, states={"T": 100}), 2 * NS_PER_S, waiting)
-    assert named(stopped) == [("stopped", 1.0)]
 
 
 def against_peers(after, *peers, share=0.5):

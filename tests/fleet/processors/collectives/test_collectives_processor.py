@@ -1,131 +1,22 @@
 """Collective records through the processor: verdicts, lags, refusals."""
 
-import asyncio
 from dataclasses import replace
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.fleet.processors.collectives.judged import COMM, Judged, gauge_push, job, judge_after
 
-from ingero.config import parse_model
-from ingero.errors import BadDataError, ConfigError
-from ingero.fleet.component import AdminRoutes, ComponentId, PushContext
-from ingero.fleet.consumer import Batch
-from ingero.fleet.processors.collectives.config import NcclConfig
+from ingero.errors import BadDataError
 from ingero.fleet.processors.collectives.lags import LagTracker, lags_of
-from ingero.fleet.processors.collectives.processor import FACTORY
-from ingero.fleet.processors.collectives.settings import build_settings
-from ingero.model.collectives import COLLECTIVE_OP, ClockKind, CollectiveOp, CollectiveRun, Rank
+from ingero.model.collectives import ClockKind, CollectiveRun
 from ingero.otlp.codec import (
-    build_gauge,
-    build_metrics,
-    build_number,
-    decode_protobuf,
-    encode_protobuf,
-    iter_log_rows,
     iter_points,
 )
 from ingero.otlp.names import Signal
-from ingero.testing.host import KeptBatches, ManualHost
-from ingero.units import NS_PER_MS, NS_PER_S
+from ingero.units import NS_PER_S
 from ingero.wire.collectives import build_collectives
-
-COMM = "00000000000000aa"
-
-
-def job(
-    n_ranks=8,
-    n_ops=200,
-    *,
-    slow=None,
-    factor=1.5,
-    seed=1,
-    comm=COMM,
-    cluster="c",
-    clock=ClockKind.DEVICE,
-):
-    """One run per rank of a data-parallel job; ``slow`` takes ``factor`` times as long for its own work."""
-    rng = np.random.default_rng(seed)
-    own = (10 * NS_PER_MS * (1 + 0.02 * rng.standard_normal((n_ranks, n_ops)))).astype(np.int64)
-    if slow is not None:
-        own[slow] = (own[slow] * factor).astype(np.int64)
-    arrived = own.max(axis=0)
-    leave = np.cumsum(arrived + NS_PER_MS)
-    runs = []
-    for rank in range(n_ranks):
-        ops = np.zeros(n_ops, COLLECTIVE_OP)
-        ops["seq"] = np.arange(n_ops)
-        ops["own_ns"] = own[rank]
-        ops["inside_ns"] = arrived - own[rank] + NS_PER_MS
-        ops["entry_ns"] = leave - ops["inside_ns"] + 1
-        ops["n_bytes"] = 1 << 24
-        ops["op"] = CollectiveOp.ALL_REDUCE
-        who = Rank(cluster, f"node{rank}", rank, 1, (("dp", str(rank)), ("pp", "0")))
-        runs.append(CollectiveRun(who, comm, rank, n_ranks, clock, ops))
-    return runs
-
-
-class Judged:
-    """Both pipelines of a started processor; `round` judges at once."""
-
-    def __init__(self, **config):
-        self.host = ManualHost()
-        self.out = {signal: KeptBatches() for signal in (Signal.LOGS, Signal.METRICS)}
-        settings = parse_model(NcclConfig, config)
-        self.pipes = {
-            signal: FACTORY.create(ComponentId("nccl"), settings, signal, out)
-            for signal, out in self.out.items()
-        }
-        for pipe in self.pipes.values():
-            asyncio.run(pipe.start(self.host))
-        self.pipe = self.pipes[Signal.LOGS]
-
-    def push(self, runs):
-        export = build_collectives(runs, self.host.clock.wall_ns())
-        export = decode_protobuf(encode_protobuf(export), Signal.LOGS)
-        return self.send(Signal.LOGS, export)
-
-    def send(self, signal, export, hint=""):
-        batch = Batch(signal, export, self.host.clock.wall_ns(), PushContext(cluster_hint=hint))
-        self.pipes[signal].consume(batch)
-        return batch
-
-    def round(self):
-        for out in self.out.values():
-            out.batches.clear()
-        self.pipe._evaluation.run()
-        return self
-
-    def points(self, name):
-        return [
-            point
-            for batch in self.out[Signal.METRICS].batches
-            for point in iter_points(batch.export)
-            if point.name == name
-        ]
-
-    def records(self, event="ingero.verdict"):
-        return [
-            row
-            for batch in self.out[Signal.LOGS].batches
-            for row in iter_log_rows(batch.export)
-            if row.event_name == event
-        ]
-
-    def page(self, name, **query):
-        for pages in self.host.find(AdminRoutes):
-            for route in pages.admin_routes():
-                if route.path.endswith(f"/{name}"):
-                    return route.read(query)
-        raise AssertionError(name)
-
-
-def judge_after(judged, seconds=6):
-    """Judge once operations have had their reorder window."""
-    judged.round()
-    judged.host.clock.advance(seconds * NS_PER_S)
-    return judged.round()
 
 
 def test_slow_rank_is_named_culprit_and_nobody_else():
@@ -249,29 +140,6 @@ def test_worker_that_is_no_longer_slow_is_taken_back_once():
     assert ("culprit", 1.0) not in values
 
 
-def gauge_push(
-    node, duration_ms, *, rank=0, comm=COMM, op="ncclAllReduce", time_ns=5_000, cluster="c"
-):
-    attributes = {
-        "nccl.op_type": op,
-        "nccl.comm_id_hash": comm,
-        "nccl.rank": rank,
-        "nccl.nranks": 4,
-    }
-    return build_metrics(
-        {"ingero.node.id": node, "ingero.cluster.id": cluster},
-        [
-            build_gauge(
-                "nccl.collective.duration_ms",
-                [build_number(duration_ms, time_ns, attributes)],
-                "ms",
-            ),
-            build_gauge("nccl.collective.bytes", [build_number(1024, time_ns, attributes)], "By"),
-        ],
-        "ingero",
-    )
-
-
 def test_older_agents_gauges_give_approximate_lags():
     judged = Judged()
     for rank, duration in enumerate((10.0, 10.5, 2.0, 10.2)):
@@ -314,27 +182,6 @@ def test_old_gauges_are_not_compared_with_new_ones():
     judged.send(Signal.METRICS, gauge_push("b", 9.0, rank=1))
     judged.round()
     assert judged.points("nccl.collective.peer_lag_ms") == []
-
-
-@pytest.mark.parametrize(
-    ("config", "pushes", "reason"),
-    [
-        ({"max_clusters": 1}, [{"cluster": "a"}, {"cluster": "b"}], "cluster_cap"),
-        (
-            {"max_communicators": 1},
-            [{"comm": "00000000000000aa"}, {"comm": "00000000000000bb"}],
-            "communicator_cap",
-        ),
-        ({"max_pending_ops": 300}, [{}, {"comm": "00000000000000bb"}], "pending_cap"),
-        ({"max_communicator_ops": 300}, [{}, {"seed": 2}], "communicator_ops_cap"),
-    ],
-)
-def test_what_exceeds_a_cap_is_refused_counted_and_told(config, pushes, reason):
-    judged = Judged(**config)
-    batches = [judged.push(job(n_ranks=1, **push)) for push in pushes]
-    assert [batch.push.n_rejected for batch in batches] == [0, 1]
-    assert reason in batches[1].push.rejected_why
-    assert judged.host.read("ingero_fleet_nccl_refused_total", reason=reason) == 1
 
 
 def test_gauges_of_communicators_over_the_cap_are_counted():
@@ -516,55 +363,6 @@ def test_who_waits_for_a_rank_that_became_slow_late_in_a_long_job_is_its_victim(
     }  # fmt: skip
 
 
-def test_budget_in_time_becomes_alpha_by_the_measured_rate():
-    judged = Judged(alarms_per_worker_day=0.01)
-    judged.push(job())
-    judge_after(judged)
-    (page,) = judged.page("verdicts")["clusters"]
-    # An operation takes about 11 ms, so a day has about 7.8 million.
-    assert page["alpha"] == pytest.approx(0.01 / (86_400 / 0.0113), rel=0.1)
-
-
-def test_budget_in_time_is_not_that_of_the_first_operations_which_take_long():
-    judged = Judged(alarms_per_worker_day=0.01)
-    for part in range(20):
-        runs = job(seed=part)
-        for run in runs:
-            run.ops["seq"] += 200 * part
-            run.ops["entry_ns"] += (part > 0) * 60 * NS_PER_S + part * 3 * NS_PER_S
-        if part == 0:  # the first step compiles
-            runs = [replace(run, ops=run.ops[:2].copy()) for run in runs]
-            for run in runs:
-                run.ops["entry_ns"][1] += 60 * NS_PER_S
-        judged.push(runs)
-        judge_after(judged)
-    (page,) = judged.page("verdicts")["clusters"]
-    ops_per_day = 86_400 * (19 * 200 + 2) / (60 + 20 * 3)
-    assert page["alpha"] == pytest.approx(0.01 / ops_per_day, rel=0.05)
-
-
-@pytest.mark.parametrize("alpha", [1e-6, 1e-4])
-def test_budget_per_operation_is_as_it_is_set(alpha):
-    judged = Judged(alpha=alpha)
-    judged.push(job())
-    judge_after(judged)
-    assert [page["alpha"] for page in judged.page("verdicts")["clusters"]] == [alpha]
-
-
-@pytest.mark.parametrize(
-    "config",
-    [
-        {"alarm_slowdown": 0.02},
-        {"alpha": 0},
-        {"judge_interval": "10ms"},
-        {"alarms_per_worker_day": 0},
-    ],
-)
-def test_setting_that_makes_no_sense_is_refused(config):
-    with pytest.raises(ConfigError):
-        parse_model(NcclConfig, config)
-
-
 @given(
     st.integers(2, 9).flatmap(
         lambda m: st.lists(
@@ -591,10 +389,3 @@ def test_ranks_that_report_different_operations_are_compared_where_they_overlap(
     lags = tracker.lags(COMM)
     assert [lag.n_ops for lag in lags] == [20, 20]
     assert lags[1].lag_ms == pytest.approx(5.0, abs=0.3)
-
-
-def test_detector_works_with_the_tiers_that_are_set():
-    config = NcclConfig(alarm_slowdown=0.2, notice_slowdown=0.05, notice_spread=2.0, alpha=1e-5)
-    detector = build_settings(config).detector
-    assert (detector.alarm_slowdown, detector.notice_slowdown) == (0.2, 0.05)
-    assert (detector.notice_spread, detector.alpha) == (2.0, 1e-5)

@@ -4,7 +4,7 @@ import asyncio
 from dataclasses import replace
 
 import pytest
-from tests.fleet.processors.collectives.test_collectives_processor import (
+from tests.fleet.processors.collectives.judged import (
     Judged,
     gauge_push,
     job,

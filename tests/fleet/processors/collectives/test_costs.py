@@ -6,7 +6,7 @@ from collections import Counter
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.fleet.processors.collectives.test_collectives_processor import Judged, job, judge_after
+from tests.fleet.processors.collectives.judged import Judged, job, judge_after
 
 from ingero.config import parse_model
 from ingero.errors import ConfigError, RetryableError

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from tests.fleet.processors.collectives.test_collectives_processor import Judged, job
+from tests.fleet.processors.collectives.judged import Judged, job
 from tests.fleet.processors.collectives.test_hangs import hung
 
 from ingero.errors import ConfigError

@@ -3,7 +3,7 @@
 import logging
 from dataclasses import replace
 
-from tests.fleet.processors.collectives.test_collectives_processor import Judged
+from tests.fleet.processors.collectives.judged import Judged
 from tests.fleet.processors.collectives.test_progress import COMM, N, moving, standing
 
 from ingero.fleet.component import Learner

@@ -1,7 +1,7 @@
 """A Fleet that was away is given hours of evidence at once: what it says meanwhile, and afterwards."""
 
 import pytest
-from tests.fleet.processors.collectives.test_collectives_processor import Judged, job
+from tests.fleet.processors.collectives.judged import Judged, job
 
 from ingero.errors import RetryableError
 from ingero.fleet.processors.collectives.lateness import (

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from tests.fleet.processors.collectives.test_collectives_processor import Judged
+from tests.fleet.processors.collectives.judged import Judged
 
 from ingero.fleet.processors.collectives import progress
 from ingero.fleet.processors.collectives.progress import (

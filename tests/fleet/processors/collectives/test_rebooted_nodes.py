@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from tests.fleet.processors.collectives.test_collectives_processor import job
+from tests.fleet.processors.collectives.judged import job
 
 from ingero.fleet.processors.collectives.config import NcclConfig
 from ingero.fleet.processors.collectives.engine import DetectionEngine

@@ -5,8 +5,8 @@ from functools import cache
 
 import pytest
 from tests.e2e.test_collectives import job
-from tests.fleet.processors.collectives.test_collectives_processor import Judged
-from tests.fleet.processors.collectives.test_collectives_processor import job as job_of_parts
+from tests.fleet.processors.collectives.judged import Judged
+from tests.fleet.processors.collectives.judged import job as job_of_parts
 from tests.fleet.processors.collectives.test_costs import seconds
 
 from ingero.fleet.component import Learner, PushContext, ReportLedger
