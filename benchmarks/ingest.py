@@ -22,11 +22,12 @@ from benchmarks.push import (
     build_load,
     build_nodes,
     core_s,
-    find_port,
     open_fleet,
     wait_until_listening,
     warm,
 )
+
+from ingero.sim.cluster.ports import find_free_ports
 
 SAYS = "pushes a second that Fleet takes on one core, over those of Rotel, which drops them"
 ROTEL = Path(__file__).parents[1] / ".cache/rotel/rotel-agent"
@@ -36,7 +37,7 @@ ASKED = {"http json": 0.8, "http protobuf": 0.7, "grpc": 0.5}
 @contextmanager
 def open_rotel(folder):
     """A Rotel that drops all it takes; yields its ports and process."""
-    ports = {name: find_port() for name in ("grpc", "http")}
+    ports = dict(zip(("grpc", "http"), find_free_ports(2), strict=True))
     command = [ROTEL, "start", "--pid-file", folder / "pid", "--log-file", folder / "rotel.log"]
     command += ["--exporter", "blackhole"]
     for name, port in ports.items():

@@ -38,6 +38,7 @@ import yaml
 
 from ingero.otlp.codec import decode_export, encode_protobuf
 from ingero.otlp.names import Signal
+from ingero.sim.cluster.ports import find_free_ports
 
 SAYS = "pushes a second through the whole Fleet on one core; the floor is the bare decode of the same body"
 BODY = Path(__file__).parents[1] / "tests/data/wire_samples/push_active.json"
@@ -83,16 +84,11 @@ def decode_us(kind, body):
         os.sched_setaffinity(0, mine)
 
 
-def find_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
 @contextmanager
 def open_fleet(folder, workers=1, cores=(SERVER_CORE,)):
     """A Fleet with both processors and the threshold on its answers; yields its ports and process."""
-    ports = {name: find_port() for name in ("http", "grpc", "agent", "admin", "prometheus", "own")}
+    names = ("http", "grpc", "agent", "admin", "prometheus", "own")
+    ports = dict(zip(names, find_free_ports(len(names)), strict=True))
     at = {name: f"127.0.0.1:{port}" for name, port in ports.items()}
     config = {
         "receivers": {
