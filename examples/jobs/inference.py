@@ -5,10 +5,24 @@ Run it by `torchrun --nproc-per-node 4 examples/jobs/inference.py`, or on four h
 """
 
 import argparse
+import ctypes
 
 import torch
 import torch.distributed as dist
 from torch import nn
+
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # glibc, malloc.h
+
+
+def keep_memory() -> None:
+    """Let the process keep what it frees.
+
+    Else a rank whose heap happens to end with a batch's memory gives it back to the kernel after each batch and faults
+    it in again for the next: a fifth more processor time than its peers take, for minutes.
+    """
+    libc = ctypes.CDLL(None)
+    libc.mallopt(M_TRIM_THRESHOLD, 1 << 30)
+    libc.mallopt(M_MMAP_THRESHOLD, 32 << 20)
 
 
 def main() -> None:
@@ -18,6 +32,7 @@ def main() -> None:
     parser.add_argument("--width", type=int, default=256)
     parser.add_argument("--batch", type=int, default=1024)
     options = parser.parse_args()
+    keep_memory()
     torch.manual_seed(0)
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
