@@ -1,5 +1,7 @@
 """What the agent keeps of counters and operations, to look back."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from tests.agent.diagnosis.asked_node import PID, RANK, Files, Listed, Node
@@ -127,3 +129,21 @@ def test_a_process_that_got_the_number_of_another_one_is_not_taken_for_it():
     assert history.find(2, "") == (PID, RANK)
     history.read(3)
     assert history.find(2, "") is None
+
+
+def test_the_busiest_thread_is_the_one_that_runs_and_not_one_that_waits_for_a_used_up_quota():
+    seconds = NS_PER_S * np.arange(1, 4)
+    children = [{9: TaskTimes(at // 3, at // 9)} for at in seconds.tolist()]
+    readings = [
+        ProcessCounters(
+            at, {PID: TaskTimes(at // 4, at // 8), PID + 1: TaskTimes(at // 9, at // 2)}
+        )
+        for at in seconds.tolist()
+    ]
+    readings = [replace(one, children=busy) for one, busy in zip(readings, children, strict=True)]
+    history = CounterHistory(0, Listed(readings))
+    history.add_ops(PID, RANK, np.ones(1, COLLECTIVE_OP))
+    for at in range(3):
+        history.read(at)
+    assert history.find_busiest(PID) == PID
+    assert history.find_worker(PID) == 9  # wants one longer than the thread that computes

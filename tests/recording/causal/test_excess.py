@@ -356,6 +356,22 @@ def test_all_threads_of_a_process_may_have_done_as_much_more_as_the_busiest():
     assert find_rates(work(100, 10, run_ms=0, ready_ms=9)).parallel == 1.0
 
 
+def with_transport(one, run_ms, ready_ms):
+    """Work beside which another thread moves data, and is ready while its quota is used up."""
+    amount = TaskTimes(
+        round(one.n_ops * run_ms * NS_PER_MS), round(one.n_ops * ready_ms * NS_PER_MS)
+    )
+    return replace(one, last=replace(one.last, threads=one.last.threads | {MAIN + 1: amount}))
+
+
+def test_a_thread_that_waits_longer_for_a_used_up_quota_is_not_the_one_that_computes():
+    quota = {"quota": 0.25}
+    before = work(400, 9, run_ms=3.7, ready_ms=5.2, held_ms=5.8, **quota)
+    after = work(100, 18, run_ms=5.2, ready_ms=13.1, held_ms=20.3, **quota)
+    moved = with_transport(after, 1.8, 20), with_transport(before, 1.5, 6)
+    assert [kind for kind, _ in named(explain(0.5, *moved, None))] == ["more-computing"]
+
+
 def test_a_smaller_quota_stays_the_cause_where_switching_costs_some_time_too():
     after = work(100, 41, run_ms=5.3, ready_ms=36, held_ms=36, quota=0.125)
     before = work(400, 20, run_ms=5, ready_ms=15, held_ms=15, quota=0.25)

@@ -18,7 +18,7 @@ from ingero.agent.diagnosis.counters import CounterFiles
 from ingero.model.arrays import Records
 from ingero.model.collectives import FULL_LIMIT, Rank
 from ingero.model.counters import CudaWait, ProcessCounters, TaskTimes, Work
-from ingero.recording.causal.work_rates import find_limit_use, find_wanted_ns
+from ingero.recording.causal.work_rates import find_busiest, find_limit_use, find_wanted_ns
 from ingero.units import NS_PER_MS
 
 READ_NS: Final = 500 * NS_PER_MS
@@ -168,18 +168,17 @@ class CounterHistory:
         return Work(first, last, n_ops, own_ns, cuda_ns)
 
     def find_busiest(self, pid: int) -> int:
-        """The thread of a process that wanted a processor longest; the process itself where that is not known."""
+        """The thread of a process that was on a processor longest; the process itself where that is not known."""
         with self._lock:
             one = self._followed.get(pid)
             readings = list(one.readings) if one is not None else []
         if not readings:
             return pid
         first, last = readings[0], readings[-1]
-        wanted = {tid: find_wanted_ns(first, last, tid) for tid in last.threads}
-        return max(wanted, key=lambda tid: (wanted[tid], -tid))
+        return find_busiest(first, last)
 
     def find_worker(self, pid: int) -> int | None:
-        """A child of a process that of late wanted a processor longer than any of the process's own threads."""
+        """A child of a process that of late wanted a processor longer than the process's own busiest thread."""
         with self._lock:
             one = self._followed.get(pid)
             readings = list(one.readings)[-_N_LATE:] if one is not None else []
@@ -187,9 +186,9 @@ class CounterHistory:
             return None
         first, last = readings[0], readings[-1]
         wanted = {child: find_wanted_ns(first, last, child) for child in last.children}
-        own = [find_wanted_ns(first, last, tid) for tid in last.threads]
+        own = find_wanted_ns(first, last, find_busiest(first, last))
         busiest = max(wanted, key=lambda child: (wanted[child], -child), default=None)
-        is_busier = busiest is not None and wanted[busiest] > max(own, default=0)
+        is_busier = busiest is not None and wanted[busiest] > own
         return busiest if is_busier else None
 
     def find_ops(self, pid: int, start_ns: int, end_ns: int) -> Records:

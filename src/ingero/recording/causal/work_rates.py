@@ -32,7 +32,7 @@ def find_rates(work: Work, cgroup: int | None = None) -> WorkRates | None:
     n_ops, last = work.n_ops, work.last
     if n_ops < MIN_OPS:
         return None
-    tid = _find_busiest(work)
+    tid = _find_doer(work)
     grown = find_growth(work.first, work.last, tid) or TaskTimes(0, 0)
     cgroup = find_held(work) if cgroup is None else cgroup
     throttled = find_throttled(work, cgroup)
@@ -127,13 +127,25 @@ def find_median(peers: Iterable[WorkRates]) -> WorkRates | None:
     )
 
 
-def _find_busiest(work: Work) -> int:
-    """The thread that wanted a processor longest: of the process, or of a child that works for it.
+def _find_doer(work: Work) -> int:
+    """Of which thread the process's own time is: its busiest one, or a child process that wanted a processor longer.
 
-    A worker that is busier than the process itself is what the process waits for. Workers are others with each epoch.
+    The process waits for that child. Workers are others with each epoch.
     """
-    tids = (*work.last.threads, *work.last.children)
-    return max(tids, key=lambda tid: (find_wanted_ns(work.first, work.last, tid), -tid), default=0)
+    first, last = work.first, work.last
+    tids = (find_busiest(first, last), *last.children)
+    return max(tids, key=lambda tid: (find_wanted_ns(first, last, tid), -tid))
+
+
+def find_busiest(first: ProcessCounters, last: ProcessCounters) -> int:
+    """The thread of a process that was on a processor longest between two readings; 0 without any.
+
+    Not the one that wanted a processor longest: a quota that is used up keeps every thread waiting that is ready, and
+    one that moves data for others waits there longer than the one that computes.
+    """
+    grown = {tid: find_growth(first, last, tid) for tid in last.threads}
+    ran_ns = {tid: 0 if one is None else one.ran_ns for tid, one in grown.items()}
+    return max(ran_ns, key=lambda tid: (ran_ns[tid], -tid), default=0)
 
 
 def find_wanted_ns(first: ProcessCounters, last: ProcessCounters, tid: int) -> int:
