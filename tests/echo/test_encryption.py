@@ -58,14 +58,6 @@ def key_file(tmp_path):
 
 
 @pytest.fixture
-def token_file(tmp_path):
-    file = tmp_path / "token"
-    file.write_text(TOKEN + "\n")
-    file.chmod(0o600)
-    return file
-
-
-@pytest.fixture
 def locked_file(tmp_path):
     """An encrypted file, made without the extension in the way that the program never takes."""
     path = tmp_path / "locked.db"

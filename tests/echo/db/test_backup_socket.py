@@ -5,20 +5,12 @@ import time
 from contextlib import closing
 
 import pytest
-from tests.echo.db.stores import make_store, rows_of
+from tests.echo.db.stores import rows_of
 
 from ingero.echo.db.backup_socket import BackupServer, backup_socket_path
 from ingero.echo.db.files import back_up
 from ingero.testing.open_files import no_more_files
 from ingero.testing.waiting import wait_until
-
-
-@pytest.fixture
-def store(tmp_path):
-    opened = make_store(tmp_path / "echo.db")
-    opened.open()
-    with closing(opened):
-        yield opened
 
 
 @pytest.fixture

@@ -1,6 +1,5 @@
 """Rows that the database does not take, of a kind that nobody thought of, cost themselves alone."""
 
-import pytest
 from tests.echo.db.stores import T0, count, make_store, rows_of
 
 from ingero.echo.db.bisection import GroupBisector
@@ -8,14 +7,6 @@ from ingero.echo.db.duckdb_backend import DuckDbBackend
 from ingero.echo.db.errors import BadRowsError, BrokenInstanceError
 from ingero.echo.schema.tables import EVENTS
 from ingero.errors import BadDataError, StoreError
-
-
-@pytest.fixture
-def store(tmp_path):
-    opened = make_store(tmp_path / "echo.db")
-    opened.open()
-    yield opened
-    opened.close()
 
 
 def put_together(store, group):

@@ -41,14 +41,6 @@ def read(store, sql):
 
 
 @pytest.fixture
-def store(tmp_path):
-    opened = make_store(tmp_path / "echo.db")
-    opened.open()
-    yield opened
-    opened.close()
-
-
-@pytest.fixture
 def compactor(store):
     return Compactor(store, store.backend, 1 << 20)
 
