@@ -149,7 +149,7 @@ class WorkRates:
         n_ops: Operations that these are the average of.
         period_ns: From one to the next.
         own_ns: Own time before one.
-        computing_ns: On a processor, of the thread that wanted one longest: its own, or that of a child process.
+        computing_ns: On a processor, of the process's busiest thread, or of a child process that wanted one longer.
         ready_ns: Ready to run and not running, of the same thread.
         throttled_ns: Held back by the quota of a cgroup.
         n_processors: The quota, or the smallest that was seen; None without one.
@@ -164,7 +164,7 @@ class WorkRates:
         device_ns: Of own time, spent in calls of CUDA, at least: the host waits for its GPU there, spinning or asleep.
             None where calls are not probed.
         cgroup: Inode of the cgroup's folder whose quota this is about; 0 for none, and for peers.
-        parallel: Time on a processor of all its threads and children, by that of the one that wanted it longest.
+        parallel: Time on a processor of all its threads and children, by that of the one that computing is of.
         kernel_ns: In the kernel, of all threads of the process; None where that is not known.
         minor_faults: Page faults of all threads of the process that waited for no disk; None where that is not known.
     """

@@ -33,6 +33,10 @@ def test_ports_lie_where_most_room_is_outside_of_the_kernel_s_range(tmp_path, li
     assert all(least <= port <= most for port in find_free_ports(100, tmp_path / "range"))
 
 
+def test_without_a_file_of_the_range_any_free_port_will_do(tmp_path):
+    assert all(port >= 10_000 for port in find_free_ports(5, tmp_path / "none"))
+
+
 def test_a_port_that_somebody_has_is_passed_over_and_too_many_are_an_error(tmp_path):
     (tmp_path / "range").write_text("11000 65535\n")
     ports = find_free_ports(900, tmp_path / "range")

@@ -27,15 +27,12 @@ def find_free_ports(count: int, limits: Path = _RANGE) -> list[int]:
 
     Args:
         count: How many, all different.
-        limits: The file with the first and the last port that the kernel gives out.
+        limits: The file with the first and the last port that the kernel gives out; any free port will do without it.
 
     Raises:
         IngeroError: There are not so many free ones.
     """
-    first, last = map(int, limits.read_text(encoding="ascii").split())
-    below, above = range(_FIRST, first), range(last + 1, _MAX_PORT + 1)
-    outside = max(below, above, key=len)
-    ports = outside if len(outside) >= _MIN_CHOICE else range(_FIRST, _MAX_PORT + 1)
+    ports = _list_ports(limits)
     with ExitStack() as stack:
         found: list[int] = []
         for port in random.sample(ports, len(ports)):
@@ -50,3 +47,14 @@ def find_free_ports(count: int, limits: Path = _RANGE) -> list[int]:
     if len(found) < count:
         raise IngeroError(f"only {len(found)} of {count} ports of 127.0.0.1 are free")
     return found
+
+
+def _list_ports(limits: Path) -> range:
+    """Ports outside of the kernel's range, where there is room and the range is shown."""
+    every = range(_FIRST, _MAX_PORT + 1)
+    try:
+        first, last = map(int, limits.read_text(encoding="ascii").split())
+    except OSError:
+        return every
+    outside = max(range(_FIRST, first), range(last + 1, _MAX_PORT + 1), key=len)
+    return outside if len(outside) >= _MIN_CHOICE else every
