@@ -1,8 +1,6 @@
 """Values to render the charts with, and what comes of them."""
 
-from tests.deploy.charts import (
-    render,
-)
+from tests.deploy.charts import render
 
 SWITCHES = {
     "ingress": {"enabled": True, "host": "x.example", "className": "nginx"},

@@ -7,14 +7,8 @@ import httpx
 import pytest
 import yaml
 from tests.deploy.chart_cases import CASES, objects_of
-from tests.deploy.charts import (
-    WORKLOADS,
-    Node,
-    find,
-    find_pod,
-    needs_helm,
-    render,
-)
+from tests.deploy.chart_probes import is_up, wait_for
+from tests.deploy.charts import WORKLOADS, Node, find, find_pod, needs_helm, render
 from tests.deploy.site import BIN
 from tests.e2e.agents import health
 from tests.echo.process import metrics, point
@@ -26,27 +20,6 @@ pytestmark = [pytest.mark.slow, needs_helm]
 
 
 TOKEN = "t" * 32
-
-
-def is_up(url):
-    def ask():
-        try:
-            return local_http.get(url, timeout=5).status_code == 200
-        except httpx.TransportError:
-            return False
-
-    return ask
-
-
-def wait_for(node, name, process, log, kind="startupProbe"):
-    """Until the kubelet would be content."""
-    url = node.probe(name, kind)
-
-    def ready():
-        assert process.poll() is None, log.read_text()
-        return is_up(url)()
-
-    wait_until(ready, 60)
 
 
 def issue(authority, name):

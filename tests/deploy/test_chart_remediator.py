@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 from tests.deploy.chart_cases import CASES, objects_of
+from tests.deploy.chart_probes import wait_for
 from tests.deploy.charts import Node, find, find_pod, helm, needs_helm, render
 from tests.deploy.site import BIN, DEPLOY
-from tests.deploy.test_chart_containers import wait_for
 from tests.support import local_http
 
 from ingero.config.document import parse_document

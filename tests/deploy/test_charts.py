@@ -3,15 +3,7 @@
 import pytest
 import yaml
 from tests.deploy.chart_cases import CASES, objects_of
-from tests.deploy.charts import (
-    CHARTS,
-    find,
-    find_claims,
-    find_pod,
-    helm,
-    needs_helm,
-    render,
-)
+from tests.deploy.charts import CHARTS, find, find_claims, find_pod, helm, needs_helm, render
 from tests.deploy.site import DEPLOY
 from tests.support.kubernetes_schemas import check_object
 

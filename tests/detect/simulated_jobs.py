@@ -1,21 +1,11 @@
 """Simulated jobs, and what the judge says of them."""
 
 import numpy as np
-from tests.support.synthetic_jobs import (
-    JobShape,
-    build_work,
-    normal_noise,
-    run_job,
-)
+from tests.support.synthetic_jobs import JobShape, build_work, normal_noise, run_job
 
 from ingero.detect.judge import Judge, JudgeSettings
 from ingero.job_traces.convert import build_job_trace
-from ingero.model.collectives import (
-    COLLECTIVE_OP,
-    ClockKind,
-    CollectiveOp,
-    CollectiveRun,
-)
+from ingero.model.collectives import COLLECTIVE_OP, ClockKind, CollectiveOp, CollectiveRun
 
 SHAPE = JobShape(n_dp=4, n_stages=3, n_microbatches=12, n_steps=8)
 QUIET = normal_noise(0.02)

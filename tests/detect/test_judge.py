@@ -14,11 +14,7 @@ from tests.support.synthetic_jobs import (
 )
 
 from ingero.detect.judge import Judge
-from ingero.model.collectives import (
-    UNKNOWN_NS,
-    ClockKind,
-    Rank,
-)
+from ingero.model.collectives import UNKNOWN_NS, ClockKind, Rank
 from ingero.model.verdicts import VerdictKind
 
 

@@ -8,10 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.detect.simulated_jobs import QUIET, SHAPE, judge, kinds, simulate, slow, small_run
 from tests.support.properties import draw_examples
-from tests.support.synthetic_jobs import (
-    build_work,
-    run_job,
-)
+from tests.support.synthetic_jobs import build_work, run_job
 
 from ingero.detect.evidence import summarize
 from ingero.detect.judge import Judge, JudgeSettings
@@ -19,13 +16,7 @@ from ingero.detect.ranks.edetector import EDetector
 from ingero.detect.ranks.settings import EDetectorSettings
 from ingero.job_traces.convert import build_job_trace
 from ingero.job_traces.model import iter_pushes
-from ingero.model.collectives import (
-    COLLECTIVE_OP,
-    ClockKind,
-    CollectiveOp,
-    CollectiveRun,
-    Rank,
-)
+from ingero.model.collectives import COLLECTIVE_OP, ClockKind, CollectiveOp, CollectiveRun, Rank
 from ingero.model.verdicts import Slowdown, judgement_json
 from ingero.units import NS_PER_S
 

@@ -3,9 +3,7 @@
 from tests.support.pushes import build_status
 
 from ingero.agent.health.push_body import NodeIdentity, build_push
-from ingero.agent.health.transport import (
-    TransportSettings,
-)
+from ingero.agent.health.transport import TransportSettings
 from ingero.otlp.client.endpoint import parse_endpoint
 
 SECOND_NS = 1_000_000_000

@@ -9,10 +9,7 @@ from ingero.agent.health.episodes import EpisodeKind, EpisodeOutcome, NodeEpisod
 from ingero.agent.health.poll import ThresholdPoller
 from ingero.agent.health.push_body import NodeIdentity
 from ingero.agent.health.push_queue import MAX_EXTRAS, MAX_PAUSE_NS, PushQueue
-from ingero.agent.health.transport import (
-    HttpTransport,
-    PushReply,
-)
+from ingero.agent.health.transport import HttpTransport, PushReply
 from ingero.otlp.client.reply import parse_retry_after
 from ingero.testing.clock import ManualClock
 from ingero.wire.push import ResourceCache, read_push

@@ -10,10 +10,7 @@ import trustme
 from tests.agent.health.pushed import SECOND_NS, push, settings
 
 from ingero.agent.health.cache import HeaderOutcome, ThresholdHeaders
-from ingero.agent.health.transport import (
-    GrpcTransport,
-    PushReply,
-)
+from ingero.agent.health.transport import GrpcTransport, PushReply
 from ingero.cli.push_settings import check_tls_files
 from ingero.otlp.codec.export import decode_protobuf
 from ingero.otlp.names import Signal

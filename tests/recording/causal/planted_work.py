@@ -9,9 +9,7 @@ from ingero.model.counters import (
     ThrottledTotals,
     Work,
 )
-from ingero.recording.causal.excess import (
-    find_excess_causes,
-)
+from ingero.recording.causal.excess import find_excess_causes
 from ingero.recording.causal.work_rates import find_held, find_rates
 from ingero.units import NS_PER_MS, NS_PER_S
 

@@ -8,16 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.recording.causal.planted_work import HOG, LINES, MAIN, explain, named, work
 
-from ingero.model.counters import (
-    OffCpuTimes,
-    TaskTimes,
-)
-from ingero.recording.causal.excess import (
-    can_be_compared,
-    find_excess_causes,
-    find_fall,
-    find_rise,
-)
+from ingero.model.counters import OffCpuTimes, TaskTimes
+from ingero.recording.causal.excess import can_be_compared, find_excess_causes, find_fall, find_rise
 from ingero.recording.causal.work_rates import MIN_OPS, find_median, find_rates
 from ingero.units import NS_PER_MS, NS_PER_S
 

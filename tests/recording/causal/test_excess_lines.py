@@ -5,15 +5,8 @@ from dataclasses import replace
 import pytest
 from tests.recording.causal.planted_work import LINES, explain, named, work
 
-from ingero.model.counters import (
-    CodeLines,
-    CudaWait,
-    OffCpuTimes,
-)
-from ingero.recording.causal.excess import (
-    describe_wait,
-    find_hang_causes,
-)
+from ingero.model.counters import CodeLines, CudaWait, OffCpuTimes
+from ingero.recording.causal.excess import describe_wait, find_hang_causes
 from ingero.units import NS_PER_MS, NS_PER_S
 
 

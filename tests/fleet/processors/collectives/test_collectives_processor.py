@@ -11,9 +11,7 @@ from tests.fleet.processors.collectives.judged import COMM, Judged, gauge_push, 
 from ingero.errors import BadDataError
 from ingero.fleet.processors.collectives.lags import LagTracker, lags_of
 from ingero.model.collectives import ClockKind, CollectiveRun
-from ingero.otlp.codec import (
-    iter_points,
-)
+from ingero.otlp.codec import iter_points
 from ingero.otlp.names import Signal
 from ingero.units import NS_PER_S
 from ingero.wire.collectives import build_collectives

@@ -4,12 +4,7 @@ import asyncio
 from dataclasses import replace
 
 import pytest
-from tests.fleet.processors.collectives.judged import (
-    Judged,
-    gauge_push,
-    job,
-    judge_after,
-)
+from tests.fleet.processors.collectives.judged import Judged, gauge_push, job, judge_after
 from tests.fleet.processors.collectives.test_costs import (
     H100,
     costs,

@@ -7,11 +7,7 @@ import pytest
 from tests.fleet.processors.collectives.asked import WORK, answer, as_logs, count, question
 from tests.fleet.processors.collectives.judged import Judged, job, judge_after
 
-from ingero.fleet.processors.collectives.diagnoses import (
-    AGAIN_NS,
-    ASK_NS,
-    REOPEN_NS,
-)
+from ingero.fleet.processors.collectives.diagnoses import AGAIN_NS, ASK_NS, REOPEN_NS
 from ingero.model.collectives import Rank
 from ingero.model.diagnosis import DiagnosedCause, PeerWork, Subject
 from ingero.units import NS_PER_S

@@ -18,10 +18,7 @@ from tests.support.synthetic_jobs import (
     run_job,
 )
 
-from ingero.fleet.processors.collectives.diagnoses import (
-    SETTLED_NS,
-    DiagnosisTracker,
-)
+from ingero.fleet.processors.collectives.diagnoses import SETTLED_NS, DiagnosisTracker
 from ingero.job_traces.convert import build_job_trace
 from ingero.model.collectives import Rank
 from ingero.model.diagnosis import DiagnosedCause, Diagnosis, PeerWork, Subject
