@@ -224,6 +224,24 @@ def test_waits_for_a_disk_get_only_what_the_others_leave():
     assert named(explain(0.5, work(100, 20), work(400, 10), seen)) == [("blocked-io", 1.0)]
 
 
+def test_waits_for_a_disk_get_the_rest_of_what_own_time_has_grown_where_the_excess_is_less():
+    seen = OffCpuTimes(n_ops=50, io_ns=50 * 60 * NS_PER_MS)
+    found = explain(0.2, work(100, 100, run_ms=15), work(400, 60), seen)
+    assert named(found) == [("blocked-io", 0.75), ("more-computing", 0.25)]
+
+
+def test_waits_for_a_disk_that_are_longer_than_all_own_time_before_are_not_left_to_others():
+    """A reader computes a little longer where each of its reads waits, and its quota makes that much longer."""
+    seen = OffCpuTimes(n_ops=19, worker_io_ns=19 * 80 * NS_PER_MS)
+    before = work(400, 20, run_ms=5, ready_ms=15, held_ms=15, quota=0.25)
+    after = work(100, 95, run_ms=15, ready_ms=45, held_ms=45, quota=0.25)
+    found = explain(0.2, after, before, seen)
+    # Of 100 ms an operation 5 are not its own: 80 - 5 - 20 are new, 10 and 30 are of what it computes more.
+    assert named(found) == [("blocked-io", 0.579), ("more-computing", 0.421)]
+    long_before = replace(before, own_ns=400 * 75 * NS_PER_MS)
+    assert explain(0.2, after, long_before, seen).causes[0].kind == "more-computing"
+
+
 def test_a_quota_that_holds_back_a_worker_is_named_where_the_process_itself_sleeps():
     """Workers are others in each epoch: the one of then is the reference of the one of now."""
 

@@ -2,7 +2,8 @@
 
 Each cause is compared with the same process before it was slow, per operation: throttled time that was there before
 explains nothing. What only a look at every switch tells (stopped, faults, reclaim, waits for a disk) has no time before
-to be compared with; being stopped is never normal, and a wait for a disk gets only what the others leave.
+to be compared with; being stopped is never normal. A wait for a disk may have been there before, as far as that time
+was long enough for it: that much gets only what the others leave, and what is longer is new.
 
 A quota that did not change holds a process back when the process itself does more. That time belongs to what it does
 more: computing, making room in memory, reading pages back; as much of it as what it does more takes of the quota.
@@ -93,7 +94,11 @@ def find_excess_causes(
     if seen is not None and seen.n_ops:
         parts += _scale(seen, after)
     parts = _add_throttled(parts, own_throttled_ns, after)
-    parts = _leave_rest_to_disk(parts, excess_ns)
+    grown_ns = new_ns = 0.0
+    if before is not None and seen is not None:
+        grown_ns = (now.own_ns - before.own_ns) * now.n_ops
+        new_ns = _find_new_waits(before, now, seen)
+    parts = _leave_rest_to_disk(parts, max(excess_ns, grown_ns), new_ns)
     if lines is not None:
         parts = [_add_lines(part, lines) for part in parts]
     unread = [] if before is not None else [_UNREAD]
@@ -252,12 +257,30 @@ def describe_lines(doing: str, looks: Mapping[str, int], lines: CodeLines) -> li
     return [f"{doing}, of {lines.n_looks} looks: {'; '.join(facts)}"] if facts else []
 
 
-def _leave_rest_to_disk(parts: list[CausePart], excess_ns: int) -> list[CausePart]:
-    """Waits for a disk may be the job's normal reading, so that they take no part that others explain."""
+def _find_new_waits(then: WorkRates, now: WorkRates, seen: OffCpuTimes) -> float:
+    """Waits for a disk that cannot have been there before, in nanoseconds.
+
+    They fit neither into the own time of then nor into the time in which it waits for its peers, and are no more than
+    own time has grown.
+    """
+    if not seen.n_ops:
+        return 0.0
+    waits_ns = (seen.io_ns + seen.worker_io_ns) / seen.n_ops
+    elsewhere_ns = max(now.period_ns - now.own_ns, 0.0)
+    new_ns = min(waits_ns - elsewhere_ns, now.own_ns) - then.own_ns
+    return max(new_ns, 0.0) * now.n_ops
+
+
+def _leave_rest_to_disk(parts: list[CausePart], whole_ns: float, new_ns: float) -> list[CausePart]:
+    """Waits for a disk may be the job's normal reading: but for those that are new they take no part of others.
+
+    The others are what an operation takes longer than before, so that the rest is of that, too, where it is more than
+    the excess over peers: these are slower as well, or have a CPU limit that leaves them little room.
+    """
     others_ns = sum(part.extra_ns for part in parts if part.kind is not CauseKind.BLOCKED_IO)
-    rest_ns = max(excess_ns - others_ns, 0.0)
+    rest_ns = max(whole_ns - others_ns, new_ns, 0.0)
     return [
-        CausePart(part.kind, min(part.extra_ns, rest_ns), part.evidence)
+        replace(part, extra_ns=min(part.extra_ns, rest_ns))
         if part.kind is CauseKind.BLOCKED_IO
         else part
         for part in parts
