@@ -91,6 +91,18 @@ class Quota:
     others_ns: Mapping[QuotaMember, int] = field(default_factory=dict)
 
 
+class ProcessorTimes(NamedTuple):
+    """Of one processor, or of several together, since the machine began.
+
+    Attributes:
+        worked_ns: For how long it did something.
+        stolen_ns: For how long it had something to do, and a hypervisor gave it to others.
+    """
+
+    worked_ns: int
+    stolen_ns: int
+
+
 @dataclass(frozen=True, slots=True)
 class ProcessCounters:
     """One reading.
@@ -106,6 +118,7 @@ class ProcessCounters:
         throttled: Each cgroup above it that can be held back, limited or not, by the inode of its folder.
         kernel_ns: Processor time of all its threads in the kernel so far, by the kernel's own samples.
         n_minor_faults: Page faults of all its threads that waited for no disk.
+        processors: All those together that it may run on; None where that is not known.
     """
 
     mono_ns: int
@@ -118,6 +131,7 @@ class ProcessCounters:
     throttled: Mapping[int, ThrottledTotals] = field(default_factory=dict)
     kernel_ns: int = 0
     n_minor_faults: int = 0
+    processors: ProcessorTimes | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,6 +181,8 @@ class WorkRates:
         parallel: Time on a processor of all its threads and children, by that of the one that computing is of.
         kernel_ns: In the kernel, of all threads of the process; None where that is not known.
         minor_faults: Page faults of all threads of the process that waited for no disk; None where that is not known.
+        stolen_ns: For how long a hypervisor had the processor on which the thread of ``computing_ns`` was; None where
+            that is not known.
     """
 
     n_ops: int
@@ -189,6 +205,7 @@ class WorkRates:
     parallel: float = 1.0
     kernel_ns: float | None = None
     minor_faults: float | None = None
+    stolen_ns: float | None = None
 
 
 class CudaWait(NamedTuple):

@@ -19,6 +19,8 @@ class CauseKind(StrEnum):
     """Its cgroup has less processor time than before, or needs more, and is throttled."""
     CPU_CONTENTION = "cpu-contention"
     """It is ready to run and others have the processor, or use up the quota that it shares with them."""
+    CPU_STEAL = "cpu-steal"
+    """The hypervisor of its virtual machine has given its processor to others."""
     STOPPED = "stopped"
     """A signal, a tracer or the freezer of its cgroup stops it."""
     BLOCKED_IO = "blocked-io"

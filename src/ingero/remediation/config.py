@@ -26,8 +26,8 @@ FORMER_STOP_FILE: Final = "/run/ingero/remediator.stop"
 _WEEK_MINUTES: Final = 7 * 24 * 60
 DAYS: Final = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
 NodeCause = Literal[
-    "cpu-quota", "cpu-contention", "stopped", "blocked-io", "page-faults", "memory-reclaim", "more-computing",
-    "gpu-computing",
+    "cpu-quota", "cpu-contention", "cpu-steal", "stopped", "blocked-io", "page-faults", "memory-reclaim",
+    "more-computing", "gpu-computing",
 ]  # fmt: skip
 """Causes that a diagnosis can name. Source: `ingero.model.diagnosis.CauseKind`, without the one for none."""
 Day = Literal["mon", "tue", "wed", "thu", "fri", "sat", "sun"]

@@ -18,7 +18,7 @@ from ingero.recording.causal.work_rates import MIN_OPS, find_held, find_rates
 from ingero.telemetry.clock import Clock
 from ingero.units import NS_PER_S
 
-COUNTED: Final = frozenset({CauseKind.CPU_QUOTA, CauseKind.CPU_CONTENTION})
+COUNTED: Final = frozenset({CauseKind.CPU_QUOTA, CauseKind.CPU_CONTENTION, CauseKind.CPU_STEAL})
 """Causes that the kernel counts."""
 SETTLED_SHARE: Final = 0.5
 """Of the excess, from which no other cause can come first."""

@@ -18,15 +18,17 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from ingero.agent.capture.discover.cgroups import Cgroups, seen_cgroups
+from ingero.agent.diagnosis.processors import TICK_NS, ProcessorCounters
 from ingero.model.counters import (
     ENDED,
     ProcessCounters,
+    ProcessorTimes,
     Quota,
     QuotaMember,
     TaskTimes,
     ThrottledTotals,
 )
-from ingero.units import NS_PER_S, NS_PER_US
+from ingero.units import NS_PER_US
 
 MAX_THREADS: Final = 256
 MAX_CHILDREN: Final = 64
@@ -34,7 +36,6 @@ MAX_MEMBERS: Final = 64
 """Other processes of a cgroup whose time is read."""
 MAX_CGROUPS: Final = 16
 """Cgroups in which these are looked for: the one with the quota, and those below it."""
-_TICK_NS: Final = NS_PER_S // os.sysconf("SC_CLK_TCK")
 
 
 def _read_boot_ns() -> int:
@@ -59,11 +60,13 @@ class CounterFiles:
         proc: ``/proc``.
         cgroups: Those of its processes.
         boot_ns: Nanoseconds since boot.
+        processors: Those of this machine.
     """
 
     proc: Path = Path("/proc")
     cgroups: Cgroups = field(default_factory=seen_cgroups)
     boot_ns: Callable[[], int] = _read_boot_ns
+    processors: ProcessorCounters = field(default_factory=ProcessorCounters)
 
     def read(
         self, pid: int, mono_ns: int, before: ProcessCounters | None = None
@@ -75,7 +78,7 @@ class CounterFiles:
             mono_ns: Now.
             before: An earlier reading of it: of a thread that it knows only the counters are read.
         """
-        boot_ticks = self.boot_ns() // _TICK_NS
+        boot_ticks = self.boot_ns() // TICK_NS
         stat = _read_stat(self.proc / str(pid))
         if stat is None:
             return None
@@ -83,17 +86,19 @@ class CounterFiles:
         if not threads:
             return None
         folders = list(self.cgroups.find_folders(pid, "cpu"))
+        allowed, processors = _find_allowed(pid), self.processors.read_due(mono_ns)
         return ProcessCounters(
             mono_ns,
             threads,
             tuple(self._iter_quotas(pid, folders)),
-            _count_allowed(pid),
+            len(allowed),
             stat.nice,
             dict(self._iter_children(pid, before.children if before else {})),
             boot_ticks,
             dict(_iter_throttled(folders)),
             stat.kernel_ns,
             stat.n_minor_faults,
+            _add_up(one for at, one in processors.items() if at in allowed),
         )
 
     def _iter_threads(
@@ -171,8 +176,8 @@ def _read_stat(folder: Path) -> _Stat | None:
     return _Stat(
         name.partition("(")[2],
         int(fields[1]),
-        (in_program + in_kernel) * _TICK_NS,
-        in_kernel * _TICK_NS,
+        (in_program + in_kernel) * TICK_NS,
+        in_kernel * TICK_NS,
         int(fields[7]),
         int(fields[16]),
         int(fields[19]),
@@ -230,11 +235,17 @@ def _read_pairs(path: Path) -> dict[str, int]:
     return {pair[0]: int(pair[1]) for pair in pairs if len(pair) == 2 and pair[1].isdigit()}
 
 
-def _count_allowed(pid: int) -> int:
+def _find_allowed(pid: int) -> frozenset[int]:
+    """Processors that a process may run on."""
     try:
-        return len(os.sched_getaffinity(pid))
+        return frozenset(os.sched_getaffinity(pid))
     except OSError:
-        return 0
+        return frozenset()
+
+
+def _add_up(processors: Iterable[ProcessorTimes]) -> ProcessorTimes | None:
+    times = list(processors)
+    return ProcessorTimes(*map(sum, zip(*times, strict=True))) if times else None
 
 
 def _read(path: Path) -> str:

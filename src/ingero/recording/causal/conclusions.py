@@ -12,6 +12,7 @@ from ingero.recording.causal.attribution import NAMED_SHARE
 _NAMES: Final = {
     CauseKind.CPU_QUOTA: "out of CPU quota (cgroup)",
     CauseKind.CPU_CONTENTION: "waiting for a free CPU",
+    CauseKind.CPU_STEAL: "its virtual machine's processors are taken by the hypervisor",
     CauseKind.STOPPED: "stopped or frozen",
     CauseKind.BLOCKED_IO: "blocked on I/O",
     CauseKind.PAGE_FAULTS: "page faults",
@@ -32,6 +33,10 @@ _NEXT_STEPS: Final = {
     CauseKind.CPU_CONTENTION: (
         "move the neighbours off this node, or lower their cpu.weight",
         "give the job its own CPUs (taskset, cpuset)",
+    ),
+    CauseKind.CPU_STEAL: (
+        "give the virtual machine processors of its own, or move it to a host that has them free",
+        "`vmstat 1` on this node shows it as `st`",
     ),
     CauseKind.STOPPED: (
         "find who sends SIGSTOP, traces it or freezes its cgroup: a debugger, a checkpointer, `docker pause`",

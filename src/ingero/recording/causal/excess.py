@@ -32,6 +32,7 @@ from ingero.model.counters import (
 )
 from ingero.model.diagnosis import CauseKind
 from ingero.recording.causal.conclusions import CausePart, ExcessCauses, conclude
+from ingero.recording.causal.stolen import add_stolen
 from ingero.recording.causal.work_facts import (
     describe_faults,
     describe_neighbours,
@@ -94,11 +95,12 @@ def find_excess_causes(
     if seen is not None and seen.n_ops:
         parts += _scale(seen, after)
     parts = _add_throttled(parts, own_throttled_ns, after)
-    grown_ns = new_ns = 0.0
-    if before is not None and seen is not None:
-        grown_ns = (now.own_ns - before.own_ns) * now.n_ops
-        new_ns = _find_new_waits(before, now, seen)
-    parts = _leave_rest_to_disk(parts, max(excess_ns, grown_ns), new_ns)
+    whole_ns, new_ns = float(excess_ns), 0.0
+    if before is not None:
+        whole_ns = max(whole_ns, (now.own_ns - before.own_ns) * now.n_ops)
+        parts = add_stolen(parts, before, now, after, whole_ns)
+        new_ns = 0.0 if seen is None else _find_new_waits(before, now, seen)
+    parts = _leave_rest_to_disk(parts, whole_ns, new_ns)
     if lines is not None:
         parts = [_add_lines(part, lines) for part in parts]
     unread = [] if before is not None else [_UNREAD]

@@ -64,7 +64,21 @@ def find_rates(work: Work, cgroup: int | None = None) -> WorkRates | None:
         parallel=_find_parallel(work, grown.ran_ns),
         kernel_ns=(last.kernel_ns - work.first.kernel_ns) / n_ops if is_own else None,
         minor_faults=(last.n_minor_faults - work.first.n_minor_faults) / n_ops if is_own else None,
+        stolen_ns=_find_stolen_ns(work, grown.ran_ns),
     )
+
+
+def _find_stolen_ns(work: Work, ran_ns: int) -> float | None:
+    """For an operation, how long a hypervisor had the processor on which a thread was; None where that is not known.
+
+    Of the time that was taken from the processors it may run on, its part of what these did.
+    """
+    first, last = work.first.processors, work.last.processors
+    if first is None or last is None:
+        return None
+    worked_ns = last.worked_ns - first.worked_ns
+    part = min(ran_ns / worked_ns, 1.0) if worked_ns > 0 else 1.0
+    return max(last.stolen_ns - first.stolen_ns, 0) * part / work.n_ops
 
 
 def _find_parallel(work: Work, busiest_ns: int) -> float:
@@ -111,6 +125,7 @@ def find_median(peers: Iterable[WorkRates]) -> WorkRates | None:
     quotas = [one.n_processors for one in found if one.n_processors is not None]
     used = median(sum(one.others.values()) for one in found)
     waits = [one.device_ns for one in found if one.device_ns is not None]
+    stolen = [one.stolen_ns for one in found if one.stolen_ns is not None]
     return WorkRates(
         min(one.n_ops for one in found),
         median(one.period_ns for one in found),
@@ -124,6 +139,7 @@ def find_median(peers: Iterable[WorkRates]) -> WorkRates | None:
         round(median(one.nice for one in found)),
         is_of_peers=True,
         device_ns=median(waits) if len(waits) == len(found) else None,
+        stolen_ns=median(stolen) if len(stolen) == len(found) else None,
     )
 
 
