@@ -192,7 +192,10 @@ class CounterHistory:
         return busiest if is_busier else None
 
     def find_ops(self, pid: int, start_ns: int, end_ns: int) -> Records:
-        """Operations that a process entered in a stretch of time: rows of ``entry_ns own_ns``, by entry."""
+        """Operations that a process entered in a stretch of time: rows of ``entry_ns own_ns``, by entry.
+
+        An own time that is not known is 0.
+        """
         with self._lock:
             one = self._followed.get(pid)
             ops = np.concatenate([np.zeros(0, _OP), *(one.ops if one is not None else ())])
