@@ -97,10 +97,12 @@ class ProcessorTimes(NamedTuple):
     Attributes:
         worked_ns: For how long it did something.
         stolen_ns: For how long it had something to do, and a hypervisor gave it to others.
+        which: Bit N of it stands for processor N: what is known of others at another time cannot be compared.
     """
 
     worked_ns: int
     stolen_ns: int
+    which: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +120,7 @@ class ProcessCounters:
         throttled: Each cgroup above it that can be held back, limited or not, by the inode of its folder.
         kernel_ns: Processor time of all its threads in the kernel so far, by the kernel's own samples.
         n_minor_faults: Page faults of all its threads that waited for no disk.
-        processors: All those together that it may run on; None where that is not known.
+        processors: All those together that it may run on and that are online; None where that is not known.
     """
 
     mono_ns: int

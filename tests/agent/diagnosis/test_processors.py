@@ -26,8 +26,8 @@ def plant(proc, *stolen):
 def test_each_processor_has_what_it_did_and_what_was_taken_from_it(tmp_path):
     plant(tmp_path, 0, 30)
     assert ProcessorCounters(tmp_path).read_due(0) == {
-        0: ProcessorTimes(100 * TICK_NS, 0),
-        1: ProcessorTimes(200 * TICK_NS, 30 * TICK_NS),
+        0: ProcessorTimes(100 * TICK_NS, 0, 1),
+        1: ProcessorTimes(200 * TICK_NS, 30 * TICK_NS, 2),
     }
 
 
@@ -60,7 +60,9 @@ def test_a_process_has_those_that_it_may_run_on(tmp_path):
     finally:
         os.sched_setaffinity(0, allowed)
     last = allowed[-1]
-    assert one.processors == ProcessorTimes((last + 1) * 100 * TICK_NS, (10 + last) * TICK_NS)
+    assert one.processors == ProcessorTimes(
+        (last + 1) * 100 * TICK_NS, (10 + last) * TICK_NS, 1 << last
+    )
     (tmp_path / "stat").unlink()
     assert (
         replace(files, processors=ProcessorCounters(tmp_path)).read(os.getpid(), 0).processors

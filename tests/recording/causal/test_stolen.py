@@ -11,11 +11,13 @@ from ingero.recording.causal.work_rates import find_median, find_rates
 from ingero.units import NS_PER_MS, NS_PER_S
 
 
-def on_machine(one, worked_ms, stolen_ms):
+def on_machine(one, worked_ms, stolen_ms, which=3):
     """Work on processors that did so much for each of its operations, and were taken for so long."""
-    first = replace(one.first, processors=ProcessorTimes(NS_PER_S, NS_PER_S))
+    first = replace(one.first, processors=ProcessorTimes(NS_PER_S, NS_PER_S, 3))
     worked, stolen = (NS_PER_S + one.n_ops * ms * NS_PER_MS for ms in (worked_ms, stolen_ms))
-    last = replace(one.last, processors=ProcessorTimes(worked, stolen), n_processors_allowed=2)
+    last = replace(
+        one.last, processors=ProcessorTimes(worked, stolen, which), n_processors_allowed=2
+    )
     return replace(one, first=first, last=last)
 
 
@@ -84,3 +86,12 @@ def test_a_thread_that_ran_longer_than_processors_are_said_to_have_worked_has_al
     """Processors are counted by samples of ten milliseconds."""
     assert find_rates(on_machine(work(100, 20, run_ms=5), 0, 3)).stolen_ns == 3 * NS_PER_MS
     assert find_rates(on_machine(work(100, 20, run_ms=5), 4, 3)).stolen_ns == 3 * NS_PER_MS
+
+
+def test_what_was_taken_from_processors_that_it_could_not_use_at_first_is_not_its_loss():
+    """They bring what was taken from them since the machine began; others of the same number do, too."""
+    for which in (7, 6):
+        after = on_machine(work(100, 20, run_ms=5), 20, 4000, which)
+        assert find_rates(after).stolen_ns is None
+        (cause,) = explain(0.5, after, BEFORE, None).causes
+        assert cause.kind == "unexplained"

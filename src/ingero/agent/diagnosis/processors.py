@@ -60,5 +60,6 @@ def _read_times(path: Path) -> dict[int, ProcessorTimes]:
             break
         if name != "cpu" and len(fields) > _STOLEN:
             worked = sum(int(fields[at]) for at in _WORKS)
-            found[int(name[3:])] = ProcessorTimes(worked * TICK_NS, int(fields[_STOLEN]) * TICK_NS)
+            number, stolen = int(name[3:]), int(fields[_STOLEN])
+            found[number] = ProcessorTimes(worked * TICK_NS, stolen * TICK_NS, 1 << number)
     return found

@@ -49,7 +49,7 @@ def add_stolen(
 def _describe_processors(after: Work) -> tuple[str, ...]:
     """For how much of the time all that it may run on were taken: nearer to what other tools show."""
     first, last = after.first.processors, after.last.processors
-    if first is None or last is None or last.stolen_ns <= first.stolen_ns:
+    if first is None or last is None or last.stolen_ns == first.stolen_ns:
         return ()
     stolen_ns = last.stolen_ns - first.stolen_ns
     share = stolen_ns / (stolen_ns + max(last.worked_ns - first.worked_ns, 0))

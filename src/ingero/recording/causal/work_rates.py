@@ -74,7 +74,7 @@ def _find_stolen_ns(work: Work, ran_ns: int) -> float | None:
     Of the time that was taken from the processors it may run on, its part of what these did.
     """
     first, last = work.first.processors, work.last.processors
-    if first is None or last is None:
+    if first is None or last is None or first.which != last.which:
         return None
     worked_ns = last.worked_ns - first.worked_ns
     part = min(ran_ns / worked_ns, 1.0) if worked_ns > 0 else 1.0
