@@ -22,7 +22,7 @@ from ingero.units import NS_PER_S
 COUNTED: Final = frozenset({CauseKind.CPU_QUOTA, CauseKind.CPU_CONTENTION, CauseKind.CPU_STEAL})
 """Causes that the kernel counts."""
 SETTLED_SHARE: Final = 0.5
-"""Of the excess, from which no other cause can come first."""
+"""Of the excess, from which another cause seldom comes first: by waits for a disk, of more than the excess."""
 BEFORE_NS: Final = 60 * NS_PER_S
 """How far before onset, and after it, counters are looked at."""
 GUARD_NS: Final = NS_PER_S
@@ -44,7 +44,7 @@ class WorkComparison:
     clock: Clock
 
     def is_counted(self, pid: int, request: DiagnosisRequest) -> bool:
-        """Whether the kernel's counters alone tell the first cause of a process that is slow."""
+        """Whether the kernel's counters alone explain most of why a process is slow."""
         after, then = self.find(pid, request)
         then = then or request.peers_work
         if after is None or then is None:

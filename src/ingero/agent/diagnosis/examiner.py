@@ -48,7 +48,7 @@ from ingero.wire.peer_work import build_peer_work
 WATCH_NS: Final = 5 * NS_PER_S
 """Of a process that is slower than its peers, at most."""
 MIN_WATCH_NS: Final = 2 * NS_PER_S
-"""Of one whose first cause is known from the kernel's counters: no switch can change it."""
+"""Of one whose first cause is known from the kernel's counters: what is seen of switches seldom changes it."""
 SETTLE_S: Final = 0.5
 """After watching, at most, until the operations that ended in it are known."""
 _SETTLE_POLL_S: Final = 0.05
