@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import Final
 
 from ingero.agent.diagnosis.history import CounterHistory
-from ingero.model.arrays import Records
 from ingero.model.counters import Work, WorkRates
 from ingero.model.diagnosis import CauseKind, DiagnosisRequest
 from ingero.recording.causal.excess import (
@@ -75,7 +74,7 @@ class WorkComparison:
         """
         for guard_ns in (GUARD_NS, 0):
             end_ns = since_ns - guard_ns
-            ops = self._find_known(pid, end_ns - BEFORE_NS, end_ns)
+            ops = self.history.find_ops(pid, end_ns - BEFORE_NS, end_ns)
             at = find_fall(ops["own_ns"])
             settled_ns = [] if at is None else [int(ops["entry_ns"][at])]
             for start_ns in (*settled_ns, end_ns - BEFORE_NS):
@@ -86,14 +85,9 @@ class WorkComparison:
 
     def _find_rise(self, pid: int, since_ns: int, now_ns: int) -> int:
         """When own time rose, where Fleet's onset is an estimate that leaves nothing before it; else that onset."""
-        ops = self._find_known(pid, since_ns, now_ns)
+        ops = self.history.find_ops(pid, since_ns, now_ns)
         at = find_rise(ops["own_ns"])
         return since_ns if at is None else int(ops["entry_ns"][at])
-
-    def _find_known(self, pid: int, start_ns: int, end_ns: int) -> Records:
-        """Operations whose own time is known: nobody saw what was before a first one, and 0 would look like a step."""
-        ops = self.history.find_ops(pid, start_ns, end_ns)
-        return ops[ops["own_ns"] > 0]
 
     def find_recent(self, pid: int) -> WorkRates | None:
         """What an operation took a process of late."""
