@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from statistics import median
 from typing import Final
 
 from ingero.agent.diagnosis.history import CounterHistory
@@ -61,11 +62,22 @@ class WorkComparison:
             since_ns = self._find_rise(pid, since_ns, now_ns)
             before = self._find_before(pid, since_ns)
         after = self.history.find_work(pid, since_ns, now_ns)
-        held = None if after is None else find_held(after, before)
-        then = None if before is None else find_rates(before, held)
-        if after is None or then is None or not can_be_compared(then, after, request.excess_share):
-            then = None
+        if after is None or before is None:
+            return after, None
+        then = find_rates(before, find_held(after, before))
+        peers_ns = self._find_peers_own(request, before.first.mono_ns, before.last.mono_ns)
+        if then is None or not can_be_compared(then, after, request.excess_share, peers_ns):
+            return after, None
         return after, then
+
+    def _find_peers_own(
+        self, request: DiagnosisRequest, start_ns: int, end_ns: int
+    ) -> float | None:
+        """The median own time of an operation of its peers on this node; None where no peer did enough."""
+        followed = [self.history.find(peer, request.job) for peer in request.peers]
+        works = [self.history.find_work(one[0], start_ns, end_ns) for one in followed if one]
+        known_ns = [work.own_ns / work.n_ops for work in works if work and work.n_ops >= MIN_OPS]
+        return median(known_ns) if known_ns else None
 
     def _find_before(self, pid: int, since_ns: int) -> Work | None:
         """What a process did before it was slow, up to a moment before where there is enough of that.

@@ -16,7 +16,7 @@ import numpy as np
 
 from ingero.agent.diagnosis.counters import CounterFiles
 from ingero.model.arrays import Records
-from ingero.model.collectives import FULL_LIMIT, Rank
+from ingero.model.collectives import FULL_LIMIT, UNKNOWN_NS, Rank
 from ingero.model.counters import CudaWait, ProcessCounters, TaskTimes, Work
 from ingero.recording.causal.work_rates import find_busiest, find_limit_use, find_wanted_ns
 from ingero.units import NS_PER_MS
@@ -76,7 +76,7 @@ class CounterHistory:
             What was in use of late of the CPU limit that it came closest to, in thousandths; 0 without one.
         """
         kept = np.zeros(len(ops), _OP)
-        kept["entry_ns"], kept["own_ns"] = ops["entry_ns"], np.maximum(ops["own_ns"], 0)
+        kept["entry_ns"], kept["own_ns"] = ops["entry_ns"], ops["own_ns"]
         with self._lock:
             one = self._followed.setdefault(pid, _Followed(rank))
             one.rank = rank
@@ -194,12 +194,13 @@ class CounterHistory:
     def find_ops(self, pid: int, start_ns: int, end_ns: int) -> Records:
         """Operations that a process entered in a stretch of time: rows of ``entry_ns own_ns``, by entry.
 
-        An own time that is not known is 0.
+        Those whose own time is known: nobody saw what was before a process's first one.
         """
         with self._lock:
             one = self._followed.get(pid)
             ops = np.concatenate([np.zeros(0, _OP), *(one.ops if one is not None else ())])
-        found = ops[(ops["entry_ns"] > start_ns) & (ops["entry_ns"] <= end_ns)]
+        is_known = ops["own_ns"] != UNKNOWN_NS
+        found = ops[is_known & (ops["entry_ns"] > start_ns) & (ops["entry_ns"] <= end_ns)]
         return found[np.argsort(found["entry_ns"], kind="stable")]
 
     def has_op_since(self, pid: int, since_ns: int) -> bool:
@@ -276,5 +277,5 @@ def _sum_up(pieces: list[Records], start_ns: int, end_ns: int) -> tuple[int, int
     for piece in pieces:
         is_in = (piece["entry_ns"] > start_ns) & (piece["entry_ns"] <= end_ns)
         n_ops += int(is_in.sum())
-        own_ns += int(piece["own_ns"][is_in].sum())
+        own_ns += int(piece["own_ns"][is_in & (piece["own_ns"] != UNKNOWN_NS)].sum())
     return n_ops, own_ns

@@ -108,13 +108,25 @@ def find_excess_causes(
     return conclude(parts, excess_ns, *unread, *asleep)
 
 
-def can_be_compared(before: WorkRates, after: Work, excess_share: float) -> bool:
+def can_be_compared(
+    before: WorkRates, after: Work, excess_share: float, peers_ns: float | None = None
+) -> bool:
     """Whether a process's own earlier time is a reference: it was nearer to what its peers take than to its own now.
 
-    One that was slow from its first operation on has no such time.
+    One that was slow from its first operation on has no such time. Where all of them were quicker then, as on a machine
+    that has become slower, it was as far above its peers as now.
+
+    Args:
+        before: What it did earlier.
+        after: What it did since onset.
+        excess_share: As in `find_excess_causes`.
+        peers_ns: Own time of an operation of its median peer at that earlier time; None where that is not known.
     """
     now_ns = after.own_ns / max(after.n_ops, 1)
-    return before.own_ns <= now_ns * (1.0 - excess_share / 2)
+    half_ns = now_ns * excess_share / 2
+    if peers_ns is not None and before.own_ns > peers_ns + half_ns:
+        return False
+    return before.own_ns <= now_ns - half_ns
 
 
 def describe_wait(call: CudaWait, now_ns: int) -> str:
