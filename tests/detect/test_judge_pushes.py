@@ -10,8 +10,8 @@ from tests.detect.simulated_jobs import QUIET, SHAPE, judge, kinds, simulate, sl
 from tests.support.properties import draw_examples
 from tests.support.synthetic_jobs import build_work, run_job
 
-from ingero.detect.evidence import summarize
 from ingero.detect.judge import Judge, JudgeSettings
+from ingero.detect.member_readings import summarize
 from ingero.detect.ranks.edetector import EDetector
 from ingero.detect.ranks.settings import EDetectorSettings
 from ingero.job_traces.convert import build_job_trace

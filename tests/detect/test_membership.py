@@ -1,6 +1,7 @@
 """Restarts, spares, joiners, leavers and few peers: no verdict appears or vanishes because peers change."""
 
 from dataclasses import replace
+from itertools import groupby
 
 import numpy as np
 import pytest
@@ -292,6 +293,26 @@ def test_a_rank_that_reports_only_later_is_compared_from_then_on():
     (judgement,) = found.judgements()
     assert named(judgement, *BLAMED) == {("dp3-stage1", "culprit")}
     assert judgement.counts["late_members"] == 0
+
+
+def test_two_ranks_that_report_only_later_one_after_the_other_change_nothing_for_their_peers():
+    """As when agents are installed node by node: one is no member of the group yet while the other is still away."""
+    late_s = {"dp2-stage1": 20, "dp3-stage1": 50}
+    trace = life(n_steps=120, n_dp=6, slow=[(1, 1, 1.4)])
+    found = Judge(JudgeSettings(patience_ns=5 * NS_PER_S))
+    named_since = []
+    for at_ns, pushes in groupby(iter_pushes(trace, 5 * NS_PER_S), lambda push: push.at_ns):
+        for push in pushes:
+            if at_ns >= late_s.get(trace.workers[push.worker].node_id, 0) * NS_PER_S:
+                found.observe(push.runs, at_ns)
+        found.settle(at_ns)
+        named_since += [named(one, *BLAMED) for one in found.judgements()]
+    found.settle(push.at_ns + 60 * NS_PER_S)
+    named_since += [named(one, *BLAMED) for one in found.judgements()]
+    assert push.at_ns > 60 * NS_PER_S
+    first = named_since.index({("dp1-stage1", "culprit")})
+    assert set(map(frozenset, named_since[first:])) == {frozenset({("dp1-stage1", "culprit")})}
+    assert all(not one for one in named_since[:first])
 
 
 @WAYS

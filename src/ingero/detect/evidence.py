@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -16,6 +16,7 @@ import numpy as np
 from ingero.detect.episodes import NOTHING, AlarmEpisode, OnsetState, Took, remember_episode
 from ingero.detect.groups import PairedOps, PeerGroup
 from ingero.detect.medians import row_medians
+from ingero.detect.member_readings import MemberReading, summarize
 from ingero.detect.peers import BEFORE_FIRST
 from ingero.detect.ranks.alarms import Crossing
 from ingero.detect.ranks.edetector import EDetector
@@ -177,41 +178,6 @@ class _Summed:
     def before(self, at: int, column: int) -> Took:
         """One worker's before one operation."""
         return Took(*self.sums[:, at, column].tolist())
-
-
-@dataclass(frozen=True, slots=True)
-class MemberReading:
-    """What the members of a group show.
-
-    Attributes:
-        columns: Worker → column.
-        log10_evidence: Against each, shape (2 tiers, m), not negative.
-        slowdowns: By column, over the operations that the window holds; None where it holds none.
-    """
-
-    columns: Mapping[int, int]
-    log10_evidence: FloatArray
-    slowdowns: Sequence[Slowdown | None]
-
-
-_QUARTILES: Final = (0.25, 0.5, 0.75)
-
-
-def summarize(ratios: FloatArray) -> list[Slowdown | None]:
-    """Quartiles of each column of ratios, shape (T, m), without what is missing (NaN)."""
-    is_known = ~np.isnan(ratios)
-    found: list[Slowdown | None] = [None] * ratios.shape[1]
-    is_whole = is_known.all(axis=0) & (ratios.shape[0] > 0)
-    if is_whole.any():
-        whole = np.quantile(ratios[:, is_whole], _QUARTILES, axis=0)
-        for column, (low, median, high) in zip(
-            np.flatnonzero(is_whole).tolist(), whole.T.tolist(), strict=True
-        ):
-            found[column] = Slowdown(median=median, low=low, high=high)
-    for column in np.flatnonzero(~is_whole & is_known.any(axis=0)).tolist():
-        low, median, high = np.quantile(ratios[is_known[:, column], column], _QUARTILES).tolist()
-        found[column] = Slowdown(median=median, low=low, high=high)
-    return found
 
 
 class RankEvidence:

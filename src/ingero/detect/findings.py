@@ -11,9 +11,10 @@ import numpy as np
 
 from ingero.detect.charges import ALWAYS, SlowSpan
 from ingero.detect.episodes import AlarmEpisode, Took
-from ingero.detect.evidence import MemberReading, WorkerEvidence
+from ingero.detect.evidence import WorkerEvidence
 from ingero.detect.facts import Facts
 from ingero.detect.groups import PeerGroup
+from ingero.detect.member_readings import MemberReading
 from ingero.detect.ranks.settings import ALARM, MIN_PEERS, NOTICE
 from ingero.model.verdicts import Slowdown, VerdictKind
 from ingero.units import format_duration
@@ -89,8 +90,7 @@ def judge_alone(
     has_found = with_history and (evidence.past or evidence.compared_among)
     if group is None or (why_not and not has_found):
         return WorkerFinding(VerdictKind.UNKNOWN, why_not)
-    reading = members[id(group)]
-    slowdown = reading.slowdowns[reading.columns[worker]]
+    slowdown = members[id(group)].read_slowdown(worker)
     nothing = WorkerFinding(VerdictKind.ORDINARY, "works like its peers", slowdown=slowdown)
     if why_not:
         nothing = WorkerFinding(VerdictKind.UNKNOWN, why_not)

@@ -11,11 +11,12 @@ import numpy as np
 
 from ingero.detect.charges import SlowSpan, charge_wait, invert_charges
 from ingero.detect.episodes import AlarmEpisode
-from ingero.detect.evidence import MemberReading, WorkerEvidence
+from ingero.detect.evidence import WorkerEvidence
 from ingero.detect.facts import Facts
 from ingero.detect.findings import MIN_OPS, WorkerFinding, judge_alone, judge_links
 from ingero.detect.groups import PeerGroup
 from ingero.detect.left_behind import find_left_behind
+from ingero.detect.member_readings import MemberReading
 from ingero.detect.peers import role_of
 from ingero.detect.ranks.settings import ALARM
 from ingero.model.collectives import Rank
@@ -309,7 +310,7 @@ def _verdict(facts: Facts, worker: int, found: WorkerFinding, shared: _Shared) -
     evidence_log10 = 0.0
     if group is not None and (reading := shared.members.get(id(group))) is not None:
         tier = ALARM if episode is None else episode.tier
-        evidence_log10 = float(reading.log10_evidence[tier, reading.columns[worker]])
+        evidence_log10 = reading.read_evidence(worker, tier)
         if episode is not None:
             evidence_log10 = max(evidence_log10, episode.log10_evidence)
     return Verdict(
