@@ -2,10 +2,11 @@
 
 Members of one data-parallel communicator hold the same stage and shape. So a worker's peers are the members of the
 largest communicator on which it has reduced, scattered or gathered more than a few numbers, as long as the launcher's
-labels, where present, say that their roles agree. A communicator that a worker has not used for many of its
-segments is given up: after a restart, or when a spare takes a node's place, all work on new ones. Each operation on
-that communicator is an *anchor*; what a worker does on communicators that its peers do not share is numbered from its
-last anchor.
+labels, where present, say that their roles agree. Of those that are equally large it is the one on which it scatters
+or reduces, before one on which it only gathers: where reports begin in the middle of a job, each worker may see another
+one first. A communicator that a worker has not used for many of its segments is given up: after a restart, or when a
+spare takes a node's place, all work on new ones. Each operation on that communicator is an *anchor*; what a worker does
+on communicators that its peers do not share is numbered from its last anchor.
 
 Everything here depends on a worker's operations in the order it entered them, never on when they arrived.
 """
@@ -23,12 +24,14 @@ from ingero.model.collectives import CollectiveOp, Rank
 
 _MAX_HELD: Final = 4096
 """Operations of one worker without any gradient communicator after which its labels define its peers."""
-GRADIENT_OPS: Final = (
-    CollectiveOp.ALL_REDUCE,
-    CollectiveOp.REDUCE_SCATTER,
-    CollectiveOp.ALL_GATHER,
-    CollectiveOp.REDUCE,
-)
+_PREFERENCES: Final = {
+    CollectiveOp.ALL_GATHER: 1,
+    CollectiveOp.REDUCE: 2,
+    CollectiveOp.ALL_REDUCE: 3,
+    CollectiveOp.REDUCE_SCATTER: 4,
+}
+"""Among communicators of one size: the greatest of what a worker does there."""
+_PER_MEMBER: Final = 8
 MIN_GRADIENT_BYTES: Final = 64 * 1024
 """Less than this is a norm, a flag or a loss, which whole jobs exchange whatever their roles."""
 ROLE_LABELS: Final = ("pp", "stage", "tp", "ep", "cp")
@@ -83,6 +86,16 @@ def role_of(rank: Rank) -> tuple[tuple[str, str], ...]:
 def op_of_slot(slots: IntArray) -> IntArray:
     """The kind of operation that a communicator's slot was named after, `CollectiveOp` values."""
     return (slots >> 16) & 0xFF
+
+
+def _weigh(ops: Records, n_ranks: IntArray) -> IntArray:
+    """By how much each operation speaks for its communicator as the one that defines peers; 0 where it is none."""
+    size, preferred = n_ranks[ops["comm"]], np.zeros(ops.size, np.int64)
+    for op, preference in _PREFERENCES.items():
+        preferred[ops["op"] == op] = preference
+    is_gradient = (ops["n_bytes"] < 0) | (ops["n_bytes"] >= MIN_GRADIENT_BYTES)
+    is_one = is_gradient & (preferred > 0) & (size >= 2)
+    return np.where(is_one, size * _PER_MEMBER + preferred, 0)
 
 
 class Pairing:
@@ -148,16 +161,10 @@ class Pairing:
     def _choose_comms(self, ops: Records, n_ranks: IntArray) -> tuple[IntArray, IntArray, IntArray]:
         """The peer-defining communicator in force at each operation, the row where the worker first had one, and lives.
 
-        A worker's life ends when it gives its communicator up or finds a larger one; shape (n_ops,), counted from 0.
+        A worker's life ends when it gives its communicator up or finds a better one; shape (n_ops,), counted from 0.
         """
         worker = ops["worker"]
-        size = np.where(
-            np.isin(ops["op"], GRADIENT_OPS)
-            & ((ops["n_bytes"] < 0) | (ops["n_bytes"] >= MIN_GRADIENT_BYTES))
-            & (n_ranks[ops["comm"]] >= 2),
-            n_ranks[ops["comm"]],
-            0,
-        )
+        size = _weigh(ops, n_ranks)
         life = np.zeros(ops.size, np.int64)
         while True:
             comm, best, before = self._choose_largest(ops, size, life)
@@ -175,8 +182,11 @@ class Pairing:
         is_first = is_switch & (before == 0) & (life == 0)
         first = np.full(self._workers.n, -1, np.int64)
         first[worker[is_first]] = np.flatnonzero(is_first)
-        grown = np.cumsum(is_switch & (before > 0))
-        life += grown - (grown - (is_switch & (before > 0)))[index_of_start(run_starts(worker))]
+        starts = run_starts(worker)
+        earlier = np.where(starts, self._workers["comm"][worker], np.roll(comm, 1))
+        finds_better = is_switch & (before > 0) & (comm != earlier)
+        found = np.cumsum(finds_better)
+        life += found - (found - finds_better)[index_of_start(starts)]
         life += self._workers["life"][worker]
         self._workers["life"][worker[last]] = life[last]
         return comm, first, life
@@ -184,7 +194,7 @@ class Pairing:
     def _choose_largest(
         self, ops: Records, size: IntArray, life: IntArray
     ) -> tuple[IntArray, IntArray, IntArray]:
-        """The largest communicator since each was given up, its size, and the size in force before each operation."""
+        """The best communicator since each was given up, its weight, and the weight in force before each operation."""
         worker = ops["worker"]
         carried = np.where(life == 0, self._workers["best"][worker], 0)
         starts = run_starts(worker, life)
