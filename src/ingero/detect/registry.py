@@ -3,12 +3,13 @@
 A job that is started again may meet under the names that it had, as with Gloo in the same place: its operations are
 numbered from 0 anew, and are of another communicator. A worker counts anew where an operation has a number that it
 passed and was entered later than the one with its greatest number. What is only repeated, or was overtaken, was entered
-earlier.
+earlier. A worker that was not there before, such as a spare, may report before any other does: it is on the other
+communicator, too, if none of the others went on in between and it has not come half as far as they had.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 import numpy as np
@@ -40,18 +41,35 @@ class _Counting:
     greatest: int = -1
     entered_ns: int = _NEVER
 
-    def note(self, ops: Records, entry_ns: IntArray) -> None:
-        """It entered operations, rows of COLLECTIVE_OP, at these times."""
+    def note(self, ops: Records, entry_ns: IntArray) -> bool:
+        """It entered operations, rows of COLLECTIVE_OP, at these times; whether it went on with them."""
         last = int(ops["seq"].argmax())
         seq, at_ns = int(ops["seq"][last]), int(entry_ns[last])
-        if seq > self.greatest and at_ns > self.entered_ns:
+        goes_on = seq > self.greatest and at_ns > self.entered_ns
+        if goes_on:
             self.greatest, self.entered_ns = seq, at_ns
+        return goes_on
 
     def starts_over(self, ops: Records, entry_ns: IntArray, reorder_ns: int) -> bool:
         """Whether operations are counted anew; threads of one process may overtake each other by a moment."""
         first = int(entry_ns.argmin())
         is_later = int(entry_ns[first]) - reorder_ns > self.entered_ns
         return is_later and int(ops["seq"][first]) <= self.greatest
+
+
+@dataclass(slots=True)
+class _Name:
+    """The communicators of one name.
+
+    Attributes:
+        newest: The one that workers meet on now.
+        n_lives: How many there were.
+        newcomers: Workers that came to it since one that was there before them went on.
+    """
+
+    newest: int
+    n_lives: int = 1
+    newcomers: set[int] = field(default_factory=set)
 
 
 class Registry:
@@ -78,8 +96,7 @@ class Registry:
         self.views: dict[tuple[int, int], int] = {}
         self.view_comms: list[int] = []
         self._worker_of: dict[tuple[str, Worker], int] = {}
-        self._comm_of: dict[tuple[str, str], int] = {}
-        self._n_lives: dict[tuple[str, str], int] = {}
+        self._names: dict[tuple[str, str], _Name] = {}
         self._countings: dict[tuple[int, str], _Counting] = {}
         self._comms = Columns(n_ranks=0)
 
@@ -127,42 +144,54 @@ class Registry:
             run: What it reports.
             entry_ns: When it entered the run's operations, shape (n,), as `WorkerClocks.take` has it.
         """
+        name = self._find_name(run)
         counting = self._countings.get((worker, run.comm))
         if counting is None:
-            comm = self._find_newest(run)
-            counting = _Counting(self._find_view(worker, comm))
+            if name.newest in self.members:
+                name.newcomers.add(worker)
+            counting = _Counting(self._find_view(worker, name.newest))
             self._countings[worker, run.comm] = counting
         elif counting.before is not None and entry_ns.size and entry_ns.min() < counting.began_ns:
             counting = counting.before  # it was overtaken
         elif entry_ns.size and counting.starts_over(run.ops, entry_ns, self._reorder_ns):
             counting = self._begin_anew(worker, run, counting, int(entry_ns.min()))
-        if entry_ns.size:
-            counting.note(run.ops, entry_ns)
-        return self._note_size(run, counting.view), counting.view
+        comm = self._note_size(run, counting.view)
+        goes_on = entry_ns.size and counting.note(run.ops, entry_ns)
+        if goes_on and comm == name.newest and worker not in name.newcomers:
+            name.newcomers.clear()  # they came to what goes on
+        return comm, counting.view
 
     def _begin_anew(
         self, worker: int, run: CollectiveRun, counting: _Counting, began_ns: int
     ) -> _Counting:
         """The worker on the newest communicator of a name; on another one if it counted on that already."""
-        name = run.rank.cluster_id, run.comm
-        if self.view_comms[counting.view] == self._comm_of[name]:
-            if self._n_lives[name] >= MAX_LIVES:
+        name = self._find_name(run)
+        if self.view_comms[counting.view] == name.newest:
+            if name.n_lives >= MAX_LIVES:
                 return counting
-            del self._comm_of[name]
-        view = self._find_view(worker, self._find_newest(run))
+            name.newest, name.n_lives = self._add_comm(run.comm), name.n_lives + 1
+            for other in sorted(name.newcomers - {worker}):
+                known = self._countings[other, run.comm]
+                if 2 * known.greatest < counting.greatest:
+                    known.view = self._find_view(other, name.newest)
+            name.newcomers.clear()
         counting.before = None  # what is so late is of no use
-        again = _Counting(view, began_ns, counting)
+        again = _Counting(self._find_view(worker, name.newest), began_ns, counting)
         self._countings[worker, run.comm] = again
         return again
 
-    def _find_newest(self, run: CollectiveRun) -> int:
-        """The newest communicator of a run's name, added if there is none."""
-        name = run.rank.cluster_id, run.comm
-        comm = self._comm_of.setdefault(name, len(self.comm_names))
-        if comm == len(self.comm_names):
-            self.comm_names.append(run.comm)
-            self._comms.grow(comm + 1)
-            self._n_lives[name] = self._n_lives.get(name, 0) + 1
+    def _find_name(self, run: CollectiveRun) -> _Name:
+        """A run's name, with a communicator if it is new."""
+        key = run.rank.cluster_id, run.comm
+        name = self._names.get(key)
+        if name is None:
+            name = self._names[key] = _Name(self._add_comm(run.comm))
+        return name
+
+    def _add_comm(self, name: str) -> int:
+        comm = len(self.comm_names)
+        self.comm_names.append(name)
+        self._comms.grow(comm + 1)
         return comm
 
     def _find_view(self, worker: int, comm: int) -> int:
