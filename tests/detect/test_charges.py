@@ -2,10 +2,18 @@
 
 import math
 
+import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.detect.simulated_jobs import simulate, slow
+from tests.support.synthetic_jobs import JobShape
 
-from ingero.detect.charges import ALWAYS, SlowSpan, charge_wait, invert_charges
+from ingero.detect.charges import ALWAYS, SlowSpan, align_spans, charge_wait, invert_charges
+from ingero.detect.judge import Judge, JudgeSettings
+from ingero.job_traces.model import iter_pushes
+from ingero.model.collectives import CollectiveRun
+from ingero.units import NS_PER_S
 
 OPEN = math.inf
 
@@ -44,6 +52,46 @@ def test_one_workers_slowdowns_count_each_beside_whom_they_were():
 def test_what_has_no_dates_was_beside_all():
     judged = {1: [SlowSpan(0, 10, 40)], 2: [SlowSpan(*ALWAYS, 40)], 3: [SlowSpan(50, OPEN, 20)]}
     assert charge_wait(1000, 0, judged) == {1: 16, 2: 16, 3: 8}
+
+
+def test_slowdowns_on_other_clocks_are_brought_to_the_one_that_is_furthest_ahead():
+    spans = {1: [SlowSpan(0, 10, 40)], 2: [SlowSpan(-100, OPEN, 20), SlowSpan(*ALWAYS, 5)]}
+    aligned = {1: spans[1], 2: [SlowSpan(0, OPEN, 20), SlowSpan(*ALWAYS, 5)]}
+    assert align_spans(spans, {1: 7, 2: 107}, 60) == aligned
+    assert align_spans(spans, {1: 7, 2: 107}, 100) == spans
+    assert align_spans(spans, {2: 107}, 60) == align_spans(spans, {}, 60) == spans
+
+
+@pytest.mark.parametrize("ahead_s", [3600, -3600])
+@pytest.mark.parametrize("later", [2, 40])
+def test_who_is_charged_does_not_depend_on_a_nodes_clock(ahead_s, later):
+    """Two workers are slow beside each other, or one after the other."""
+
+    def change(work, rng):
+        slow(1.5, (1, 0), since=2, until=20)(work, rng)
+        return slow(1.5, (3, 0), since=later, until=later + 20)(work, rng)
+
+    trace = simulate(JobShape(n_dp=6, n_stages=1, n_microbatches=8, n_steps=60), change=change)
+
+    def charge(ahead_ns):
+        found = Judge(JudgeSettings(patience_ns=5 * NS_PER_S))
+        for push in iter_pushes(trace, NS_PER_S):
+            by_ns = 86_400 * NS_PER_S + (ahead_ns if push.worker == 3 else 0)
+            found.observe([_move(run, by_ns) for run in push.runs], push.at_ns)
+            found.settle(push.at_ns)
+        found.settle(push.at_ns, final=True)
+        (judgement,) = found.judgements(with_history=True)
+        return {one.rank: one.charged_to for one in judgement.verdicts}
+
+    charged = charge(0)
+    assert {rank.rank for of_one in charged.values() for rank in of_one} == {1, 3}
+    assert charge(ahead_s * NS_PER_S) == charged
+
+
+def _move(run, ahead_ns):
+    ops = np.array(run.ops)
+    ops["entry_ns"] += ahead_ns
+    return CollectiveRun(run.rank, run.comm, run.comm_rank, run.n_ranks, run.clock, ops)
 
 
 def test_nobody_is_charged_with_its_own_wait_or_without_a_culprit():

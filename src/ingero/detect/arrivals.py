@@ -152,7 +152,7 @@ class WorkerClocks:
 
     def __init__(self, reorder_ns: int) -> None:
         self._reorder_ns = reorder_ns
-        self._workers = Columns(offset_ns=0, newest_ns=_NEVER, arrived_ns=_NEVER)
+        self._workers = Columns(offset_ns=0, newest_ns=_NEVER, arrived_ns=_NEVER, lag_ns=_ALWAYS)
 
     def take(
         self, worker: int, entry_ns: IntArray, now_ns: int, last_of_comm_ns: int | None
@@ -180,7 +180,14 @@ class WorkerClocks:
         offset_ns = int(offsets[worker])
         taken = np.minimum(entry_ns, _ALWAYS - offset_ns) + offset_ns
         newest[worker], arrived[worker] = max(before_ns, int(taken.max())), now_ns
+        lags = self._workers["lag_ns"]
+        lags[worker] = min(int(lags[worker]), max(now_ns - int(taken.max()), -_ALWAYS))
         return np.asarray(taken)
+
+    def read_lag(self, worker: int) -> int:
+        """By how much the clock of arrivals is ahead of a worker's, with the time that its quickest report took."""
+        self._workers.grow(worker + 1)
+        return int(self._workers["lag_ns"][worker])
 
     def read(self, worker: int, entry_ns: int) -> int:
         """A time as the worker's clock has it now; 0 where that had not begun."""

@@ -5,6 +5,9 @@ bounds what it can have cost the others. Slowdowns beside each other delay the j
 share that in proportion to their excesses; those after each other delay it by the sum. Each worker's wait is charged to
 them in the order in which they were, so that a later one takes nothing back from an earlier one. What exceeds the
 bound, such as a pipeline's own bubbles, stays unattributed.
+
+Slowdowns are dated by the clocks of their workers. Where these differ by more than reports take to arrive they are
+brought to one clock first.
 """
 
 from __future__ import annotations
@@ -30,6 +33,30 @@ class SlowSpan(NamedTuple):
 
 ALWAYS: Final = (-math.inf, math.inf)
 """Start and end of what has no dates."""
+
+
+def align_spans(
+    spans: Mapping[int, Sequence[SlowSpan]], lags_ns: Mapping[int, int], at_least_ns: int
+) -> dict[int, Sequence[SlowSpan]]:
+    """Spans on one clock, that of the worker whose clock is furthest ahead.
+
+    Args:
+        spans: By worker, each on its clock.
+        lags_ns: By how much the clock of arrivals is ahead of each, where that is known.
+        at_least_ns: Clocks that differ by less are taken for one: so long a report may take.
+    """
+    least_ns = min(lags_ns.values(), default=0)
+    aligned: dict[int, Sequence[SlowSpan]] = {}
+    for worker, of_worker in spans.items():
+        behind_ns = lags_ns.get(worker, least_ns) - least_ns
+        if behind_ns > at_least_ns:
+            aligned[worker] = [
+                SlowSpan(one.start_ns + behind_ns, one.end_ns + behind_ns, one.excess_ns)
+                for one in of_worker
+            ]
+        else:
+            aligned[worker] = of_worker
+    return aligned
 
 
 def charge_wait(

@@ -73,6 +73,11 @@ class Facts:
         """A time of operations as the worker's own clock has it now."""
         return self.clocks.read(worker, entry_ns)
 
+    def has_reported_often(self, worker: int) -> bool:
+        """Whether a worker reported over time, so that its clock can be compared with that of arrivals."""
+        first_ns, last_ns = self.workers[worker].seen_ns
+        return first_ns < last_ns
+
     def is_silent(self, worker: int, until_ns: int) -> bool:
         """Whether a worker reported nothing in the last of its peers' patience, on the clock of arrivals."""
         return self.workers[worker].seen_ns[1] + self.patience_ns <= until_ns

@@ -9,7 +9,7 @@ from typing import Final
 
 import numpy as np
 
-from ingero.detect.charges import SlowSpan, charge_wait, invert_charges
+from ingero.detect.charges import SlowSpan, align_spans, charge_wait, invert_charges
 from ingero.detect.episodes import AlarmEpisode
 from ingero.detect.evidence import WorkerEvidence
 from ingero.detect.facts import Facts
@@ -91,11 +91,13 @@ def _judge_job(
     for worker in job:
         if findings[worker].kind is VerdictKind.ORDINARY:
             findings[worker] = judge_links(facts, worker) or findings[worker]
-    excess = {
+    excess: Mapping[int, Sequence[SlowSpan]] = {
         worker: found.spans
         for worker, found in findings.items()
         if found.kind in _JUDGED and found.excess_ns > 0
     }
+    lags_ns = {w: facts.clocks.read_lag(w) for w in excess if facts.has_reported_often(w)}
+    excess = align_spans(excess, lags_ns, facts.patience_ns)
     charges = {w: _charge(facts, w, excess) for w in job}
     present = _find_groups(facts, [worker for worker in job if worker not in left])
     _judge_together(facts, job, present, findings, charges)
