@@ -363,6 +363,7 @@ class TestSlurm:
         "h1|gpu|mixed|8|gpu:8|(null)\nh2|gpu|allocated|8|gpu:8|(null)\nh3|gpu|idle|8|gpu:8|(null)\n"
         "h4|gpu|idle|8|gpu:4|(null)\nh5|cpu|idle|8|gpu:8|(null)\nh6|gpu|drained|8|gpu:8|(null)\nh7|gpu|idle*|8|gpu:8|x\n"
         "h1|all|mixed|8|gpu:8|(null)\nh5|all|idle|8|gpu:8|(null)\n"
+        "h8|gpu|mixed$|8|gpu:8|(null)\nh9|gpu|idle@|8|gpu:8|(null)\nh10|gpu|maint|8|gpu:8|(null)\n"
     )
 
     @pytest.fixture
@@ -384,7 +385,7 @@ class TestSlurm:
         assert actuator.find_peer("h1", {"h3"}) == ("h5", "all")
         assert actuator.find_peer("h1", {"h3", "h5"}) == ("h2", "gpu")
         assert actuator.find_peer("h1", {"h2", "h3", "h5"}) == ("", "")
-        assert actuator.find_peer("h9", ()) == ("", "")
+        assert actuator.find_peer("h99", ()) == ("", "")
 
     def test_the_job_is_bounded_named_and_given_the_sites_options(self, slurm, tmp_path, start):
         actuator, make = slurm

@@ -89,6 +89,27 @@ class TestRealSlurm:
         slurm.run("scontrol", "update", "nodename=h3", "state=resume")
         wait_until(lambda: actuator.read_nodes()["h3"].in_service)
 
+    def test_a_node_in_a_maintenance_reservation_is_not_in_service_until_it_ends(
+        self, slurm, actuator
+    ):
+        slurm.run(
+            "scontrol", "create", "reservation", "reservationname=work", "starttime=now",
+            "duration=60", "user=root", "flags=maint,ignore_jobs", "nodes=h2",
+        )  # fmt: skip
+        try:
+            wait_until(lambda: "MAINTENANCE" in actuator.read_nodes()["h2"].state)
+            views = actuator.read_nodes()
+            assert (views["h2"].state, views["h2"].in_service) == (
+                "IDLE+MAINTENANCE+RESERVED",
+                False,
+            )
+            assert views["h1"].in_service
+            with pytest.raises(PermanentError, match="out of service already"):
+                actuator.apply(replace(RECORD, target="h2"))
+        finally:
+            slurm.run("scontrol", "delete", "reservationname=work")
+        wait_until(lambda: actuator.read_nodes()["h2"].in_service)
+
     def test_a_job_that_may_be_requeued_is_and_its_restarts_are_counted(self, slurm, actuator):
         job = slurm.run(
             "sbatch", "--parsable", "--requeue", "-w", "h1", "--wrap", "sleep 600"
@@ -207,7 +228,11 @@ def find_actions(file, state):
     [
         ("IDLE", True), ("MIXED+CLOUD", True), ("ALLOCATED*", True), ("IDLE+NOT_RESPONDING", True),
         ("IDLE+DRAIN", False), ("MIXED+DRAIN", False), ("DOWN", False), ("DOWN+DRAIN", False),
-        ("IDLE+MAINT", False), ("UNKNOWN", False), ("IDLE+POWERED_DOWN", False), ("FUTURE", False), ("IDLE+FAIL", False),
+        ("IDLE+MAINTENANCE+RESERVED", False), ("MIXED+MAINTENANCE+RESERVED", False), ("MAINT", False), ("MIXED$", False),
+        ("ALLOCATED+RESERVED", True), ("IDLE+PLANNED", True), ("IDLE-", True), ("ALLOCATED+PERFCTRS", True), ("IDLE#", True),
+        ("MIXED+REBOOT_REQUESTED", False), ("IDLE+REBOOT_ISSUED", False), ("MIXED@", False), ("IDLE^", False),
+        ("IDLE+POWER_DOWN", False), ("IDLE+POWERING_DOWN", False), ("IDLE!", False), ("IDLE%", False), ("IDLE~", False),
+        ("UNKNOWN", False), ("IDLE+CLOUD+POWERED_DOWN", False), ("FUTURE", False), ("IDLE+FAIL", False), ("IDLE+INVALID_REG", False),
     ],
 )  # fmt: skip
 def test_a_node_is_in_service_in_these_states(state, expected):
