@@ -122,6 +122,7 @@ def test_a_node_that_two_clusters_have_to_the_scheduler_is_left_alone(site, othe
         ("n1.rack-a", "n1.rack-b", {}),
         ("n1", "n1.rack-b", {}),
         ("gpu-17.example", "n1", {"gpu-17.example": "n1"}),
+        ("n1", "gpu-17.example", {"gpu-17.example": "n1"}),
     ],
 )
 def test_a_node_that_is_two_of_fleets_to_the_scheduler_is_left_alone(site, culprit, other, renamed):

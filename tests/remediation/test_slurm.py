@@ -245,6 +245,18 @@ def test_a_reason_that_outlived_its_drain_is_no_mark():
     assert parse_nodes(line.replace("DOWN", "IDLE+DRAIN"))["h1"][0].mark == "a0123456789"
 
 
+def test_a_host_that_slurm_calls_otherwise_is_found_by_both_names(tmp_path):
+    """So the remediator sees that they are one, whichever of them the culprit is."""
+    lines = "\\n".join(f"NodeName=n{one} NodeHostName=gpu{16 + one} State=IDLE" for one in (1, 2))
+    write_program(tmp_path, "scontrol", f"printf '{lines}\\n'")
+    actuator = SlurmActuator(SlurmConfig(bin_dir=str(tmp_path)))
+    views = actuator.read_nodes()
+    names = ("n1", "gpu17", "gpu17.site", "gpu18", "gpu19")
+    assert [actuator.find_target(Rank("c", name, 0), views) for name in names] == [
+        "n1", "n1", "n1", "n2", "",
+    ]  # fmt: skip
+
+
 def write_program(folder, name, text):
     """A program of Slurm's that a test plays."""
     file = folder / name

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final, Protocol
 
 from ingero.errors import PermanentError, RetryableError, UnsupportedError
-from ingero.model.collectives import Rank, Worker
+from ingero.model.collectives import Worker
 from ingero.remediation.actuators.actuator import Actuator
 from ingero.remediation.carrying_out import ActionRunner
 from ingero.remediation.config import RemediatorConfig
@@ -197,6 +197,7 @@ class Remediator:
         if reading.nodes is not None and not self._is_single_poll:
             runner.settle(reading.nodes, only_asked=is_stopped or not is_acting)
         targets = self._find_targets(findings, reading)
+        self._actuator.watch(targets.values())
         tests = self._journal.pair_tests.read()
         if not self._is_single_poll:
             tests = self._tester.follow(self._tracker.open_episodes, is_stopped=is_stopped)
@@ -265,19 +266,19 @@ class Remediator:
         self, findings: Sequence[CulpritFinding], reading: SiteReading
     ) -> dict[tuple[str, str], str]:
         """What is to be taken out of service for each finding, unless it also is what another node of Fleet's is."""
+        if not findings:
+            return {}
         nodes, clusters = reading.nodes or {}, reading.clusters or {}
-        by_host: dict[str, dict[tuple[str, str], Rank]] = {}
-        for cluster_id, one in clusters.items() if findings else ():
+        reached_by: dict[str, set[tuple[str, str]]] = {}
+        for cluster_id, one in clusters.items():
             for rank in (verdict.rank for verdict in one.judgement.verdicts):
-                by_host.setdefault(_host_of(rank.node_id), {})[cluster_id, rank.node_id] = rank
+                target = self._actuator.find_target(rank, nodes)
+                reached_by.setdefault(target, set()).add((cluster_id, rank.node_id))
         targets = {}
         for finding in findings:
             node = (finding.cluster_id, finding.node_id)
             target = self._actuator.find_target(finding.verdict.rank, nodes)
-            hosts = {_host_of(finding.node_id), _host_of(target)}
-            alike = [one for host in hosts for one in by_host.get(host, {}).items()]
-            others = [rank for key, rank in alike if key != node]
-            if target and all(self._actuator.find_target(one, nodes) != target for one in others):
+            if target and reached_by.get(target, set()) <= {node}:
                 targets[node] = target
         return targets
 
@@ -391,11 +392,6 @@ def _with_ruling(record: ActionRecord, ruling: Ruling) -> ActionRecord:
         evidence=ruling.finding.as_json(),
         clauses=tuple(clause.as_json() for clause in ruling.clauses),
     )
-
-
-def _host_of(name: str) -> str:
-    """The first label of a node's name, by which several may be one to the scheduler."""
-    return name.partition(".")[0]
 
 
 def _is_other(before: FindingRecord, after: FindingRecord) -> bool:

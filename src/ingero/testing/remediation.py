@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
 
@@ -161,6 +161,9 @@ class HandScheduler:
     def find_target(self, rank: Rank, nodes: Mapping[str, NodeView]) -> str:
         """As the policy has it, the same name, or its first label's, as Slurm's actuator finds it."""
         return find_name(rank.node_id, nodes, {}, self.renamed)
+
+    def watch(self, _targets: Iterable[str]) -> None:
+        """Nothing: each look is at all nodes."""
 
     def apply(self, record: ActionRecord) -> None:
         """Drain it."""

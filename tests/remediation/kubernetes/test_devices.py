@@ -27,7 +27,7 @@ from ingero.remediation.config import build_policy
 from ingero.remediation.kubernetes_config import KubernetesDeviceConfig
 from ingero.remediation.records import ActionState
 from ingero.testing.clock import ManualClock
-from ingero.testing.remediation import build_verdict
+from ingero.testing.remediation import build_reading, build_verdict
 from ingero.units import NS_PER_S
 from ingero.wire.process_resource import ResourceKey, join_devices
 
@@ -387,6 +387,35 @@ class TestRemediator:
         assert site.states() == ["done"]
         self.poll(site, "gpu.nvidia.com=n1/gpu-3", kind=VerdictKind.ORDINARY)
         assert (site.states(), rules(api)) == (["undone"], {})
+
+    @pytest.mark.parametrize("others", [("d", "n1"), ("c", "n1.west")], ids=["clusters", "names"])
+    @pytest.mark.parametrize("culprit", [3, 7])
+    def test_a_device_that_two_nodes_of_fleets_reach_is_left_alone(
+        self, api, tmp_path, others, culprit
+    ):
+        """Each has a rank on every device, as the kubelets of two clusters may both say ``n1/gpu-3``."""
+        site = self.build_site(api, tmp_path)
+        ranks = [
+            (
+                cluster,
+                replace(build_rank(f"gpu.nvidia.com=n1/gpu-{number}", node=node), rank=number),
+            )
+            for cluster, node in (("c", "n1"), others)
+            for number in range(8)
+        ]
+        for count in range(1, 7):
+            site.clock.advance(2 * NS_PER_S)
+            verdicts = {"c": [], "d": []}
+            for cluster, rank in ranks:
+                is_culprit = (cluster, rank.node_id, rank.rank) == ("c", "n1", culprit)
+                kind = VerdictKind.CULPRIT if is_culprit else VerdictKind.ORDINARY
+                verdict = build_verdict(rank.node_id, kind, n_ops=count)
+                verdicts[cluster].append(replace(verdict, rank=rank))
+            site.fleet.clusters = {name: build_reading(*of) for name, of in verdicts.items()}
+            result = site.remediator.poll()
+        (ruling,) = result.rulings
+        assert [one.clause for one in ruling.stops] == ["node known"]
+        assert rules(api) == {}
 
     def test_what_was_approved_of_one_device_is_not_done_to_another(self, api, tmp_path):
         site = self.build_site(api, tmp_path)

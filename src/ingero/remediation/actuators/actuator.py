@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Container, Mapping
+from collections.abc import Collection, Container, Iterable, Mapping
 from types import MappingProxyType
 from typing import Final, Protocol
 
@@ -41,7 +41,7 @@ def describe_worker(record: ActionRecord) -> str:
 def find_name(
     node_id: str,
     names: Container[str],
-    hosts: Mapping[str, Collection[str]],
+    of_hosts: Mapping[str, Collection[str]],
     renamed: Mapping[str, str],
 ) -> str:
     """The scheduler's name of a node: as the policy has it, else its own or its host's, else that of its first label.
@@ -49,7 +49,7 @@ def find_name(
     Args:
         node_id: As Fleet has it.
         names: Those that the scheduler knows.
-        hosts: Names of its host by the scheduler's name.
+        of_hosts: The scheduler's names by name of a host, from `index_hosts`.
         renamed: The scheduler's name by Fleet's, as the policy has it.
 
     Returns:
@@ -61,10 +61,23 @@ def find_name(
     for wanted in dict.fromkeys((node_id, node_id.partition(".")[0])):
         if wanted in names:
             return wanted
-        of_host = [name for name, of in hosts.items() if wanted in of]
+        of_host = of_hosts.get(wanted, ())
         if len(of_host) == 1:
-            return of_host[0]
+            return next(iter(of_host))
     return ""
+
+
+def index_hosts(hosts: Iterable[tuple[str, Iterable[str]]]) -> dict[str, set[str]]:
+    """The scheduler's names by name of a host.
+
+    Args:
+        hosts: The scheduler's names, each with those of its host.
+    """
+    found: dict[str, set[str]] = {}
+    for name, of in hosts:
+        for host in of:
+            found.setdefault(host, set()).add(name)
+    return found
 
 
 class Actuator(Protocol):
@@ -91,9 +104,15 @@ class Actuator(Protocol):
     def find_target(self, rank: Rank, nodes: Mapping[str, NodeView]) -> str:
         """The scheduler's name of what is to be taken out of service for a rank, its node by most actuators.
 
+        Called for every rank that Fleet has judged, so it asks nobody.
+
         Returns:
             Empty when there is none, or several fit.
         """
+        ...
+
+    def watch(self, targets: Iterable[str]) -> None:
+        """Have the next looks at nodes tell these as they are then, where those of others may be older."""
         ...
 
     def apply(self, record: ActionRecord) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from ingero.config.environment import build_environment
@@ -61,6 +61,9 @@ class CommandActuator:
     def find_target(self, rank: Rank, _nodes: Mapping[str, NodeView]) -> str:
         """Fleet's name."""
         return rank.node_id
+
+    def watch(self, _targets: Iterable[str]) -> None:
+        """Nothing: nobody can look."""
 
     def apply(self, record: ActionRecord) -> None:
         """Run the command that takes the node out of service."""

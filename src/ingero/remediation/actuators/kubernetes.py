@@ -11,7 +11,7 @@ Source: "Taints and Tolerations", "Node Status", "Server-Side Apply" (field mana
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import UTC, datetime
 from fnmatch import fnmatchcase
 from typing import Any, Final
@@ -29,6 +29,7 @@ from ingero.remediation.actuators.actuator import (
     describe_worker,
     find_mark,
     find_name,
+    index_hosts,
     write_reason,
 )
 from ingero.remediation.actuators.kubernetes_api import (
@@ -103,9 +104,9 @@ class KubernetesActuator:
     def __init__(self, config: KubernetesConfig, clock: Clock) -> None:
         self._config = config
         self._clock = clock
-        self._hosts: dict[str, tuple[str, ...]] = {}
+        self._of_hosts: dict[str, set[str]] = {}
         self._views: dict[str, NodeView] = {}
-        self._asked: set[str] = set()
+        self._watched: set[str] = set()
         self._listed_ns: int | None = None
         self._client = connect(config, "action.kubernetes")
         taint_key = config.taint_key if config.taint else ""
@@ -128,14 +129,14 @@ class KubernetesActuator:
                 with name_request("tell its nodes"):
                     labels: Any = dict(self._config.selector)
                     nodes = list(self._client.list(Node, labels=labels, chunk_size=CHUNK))
-                self._hosts = {_name(node): _host_names(node) for node in nodes}
+                self._of_hosts = index_hosts((_name(one), _host_names(one)) for one in nodes)
                 self._views = {_name(node): self._view(node) for node in nodes}
                 self._listed_ns = now_ns
-                self._asked.clear()
+                self._watched.clear()
             else:
                 marked = {name for name, view in self._views.items() if view.mark}
                 some = {next(iter(self._views))}  # a server that is away is to be noticed
-                for name in self._asked | marked or some:
+                for name in self._watched | marked or some:
                     self._read_again(name)
         except PermanentError as error:
             raise RetryableError(error.message) from error
@@ -162,10 +163,11 @@ class KubernetesActuator:
 
     def find_target(self, rank: Rank, nodes: Mapping[str, NodeView]) -> str:
         """By the table of the policy, else by the node's name, its host's label or its addresses' names."""
-        name = find_name(rank.node_id, nodes, self._hosts, self._config.node_names)
-        if name:
-            self._asked.add(name)
-        return name
+        return find_name(rank.node_id, nodes, self._of_hosts, self._config.node_names)
+
+    def watch(self, targets: Iterable[str]) -> None:
+        """Until the next list of all."""
+        self._watched.update(targets)
 
     def apply(self, record: ActionRecord) -> None:
         """Taint and cordon the node in one request, then set its condition."""

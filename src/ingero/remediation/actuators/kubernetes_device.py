@@ -167,6 +167,9 @@ class KubernetesDeviceActuator:
         named = find_name(rank.node_id, {node}, {}, self._config.node_names)
         return given[0] if named == node else ""
 
+    def watch(self, _targets: Iterable[str]) -> None:
+        """Nothing: each look asks for every rule, and `apply` for the devices of its node."""
+
     def apply(self, record: ActionRecord) -> None:
         """Write the action's rule."""
         self._apply(record, is_rehearsal=False)

@@ -10,7 +10,7 @@ Source: NVIDIA/NVSentinel, data-models/protobufs/health_event.proto and docs/con
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -104,6 +104,9 @@ class NvsentinelActuator:
     def find_target(self, rank: Rank, _nodes: Mapping[str, NodeView]) -> str:
         """By the table of the policy, else Fleet's name."""
         return self._config.node_names.get(rank.node_id, rank.node_id)
+
+    def watch(self, _targets: Iterable[str]) -> None:
+        """Nothing: nobody can look."""
 
     def apply(self, record: ActionRecord) -> None:
         """Send that the node is not well."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -22,6 +22,7 @@ from ingero.remediation.actuators.actuator import (
     describe_worker,
     find_mark,
     find_name,
+    index_hosts,
     write_reason,
 )
 from ingero.remediation.config import SlurmConfig
@@ -78,7 +79,7 @@ class SlurmActuator:
 
     def __init__(self, config: SlurmConfig) -> None:
         self._config = config
-        self._hosts: dict[str, tuple[str, ...]] = {}
+        self._of_hosts: dict[str, set[str]] = {}
 
     def read_nodes(self) -> Mapping[str, NodeView]:
         """Every node of the cluster."""
@@ -86,12 +87,15 @@ class SlurmActuator:
             found = parse_nodes(self._run("scontrol", "-o", "show", "node"))
         except (BadDataError, PermanentError) as error:
             raise RetryableError(f"Slurm does not tell its nodes: {error}") from error
-        self._hosts = {name: (host,) for name, (_, host) in found.items() if host}
+        self._of_hosts = index_hosts((name, (host,)) for name, (_, host) in found.items() if host)
         return {name: view for name, (view, _) in found.items()}
 
     def find_target(self, rank: Rank, nodes: Mapping[str, NodeView]) -> str:
         """By the table of the policy, else a NodeName or NodeHostName that is the node's name or its first label."""
-        return find_name(rank.node_id, nodes, self._hosts, self._config.node_names)
+        return find_name(rank.node_id, nodes, self._of_hosts, self._config.node_names)
+
+    def watch(self, _targets: Iterable[str]) -> None:
+        """Nothing: each look asks for every node."""
 
     def apply(self, record: ActionRecord) -> None:
         """Drain it. Running jobs go on, no new ones start. Nothing where its health check does that."""

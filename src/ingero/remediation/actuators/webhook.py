@@ -7,7 +7,7 @@ doing it twice.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from ingero.errors import PermanentError
 from ingero.model.collectives import Rank
@@ -49,6 +49,9 @@ class WebhookActuator:
     def find_target(self, rank: Rank, _nodes: Mapping[str, NodeView]) -> str:
         """Fleet's name."""
         return rank.node_id
+
+    def watch(self, _targets: Iterable[str]) -> None:
+        """Nothing: nobody can look."""
 
     def apply(self, record: ActionRecord) -> None:
         """Ask for the node to be taken out of service."""
