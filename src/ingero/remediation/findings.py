@@ -42,7 +42,7 @@ class ClusterReading:
 
 @dataclass(frozen=True, slots=True)
 class NodeView:
-    """What the scheduler says of one node.
+    """What the scheduler says of one node, or of one device where it takes out devices.
 
     Attributes:
         name: As the scheduler calls it.
@@ -50,6 +50,7 @@ class NodeView:
         state: As the scheduler writes it.
         mark: Id of the action of ours that its reason names; empty for none.
         reason: As the scheduler shows it.
+        node: Of a device, the scheduler's name of its node; empty for a node.
     """
 
     name: str
@@ -57,6 +58,7 @@ class NodeView:
     state: str = ""
     mark: str = ""
     reason: str = ""
+    node: str = ""
 
 
 @dataclass(frozen=True, slots=True)

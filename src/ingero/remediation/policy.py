@@ -301,8 +301,9 @@ def _judge_target(
     config: RemediatorConfig, finding: CulpritFinding, target: str, situation: Situation
 ) -> Iterator[ClauseOutcome]:
     brakes, what = config.brakes, "device" if config.action.kubernetes_device else "node"
-    names = (finding.node_id, target) if target else (finding.node_id,)
-    is_protected = any(brakes.protects(name) for name in names)
+    view = (situation.nodes or {}).get(target)
+    names = (finding.node_id, target, view.node if view else "")
+    is_protected = any(brakes.protects(name) for name in names if name)
     yield ClauseOutcome(
         "brakes.protected_nodes",
         not is_protected,
@@ -321,7 +322,6 @@ def _judge_target(
         )
         return
     yield ClauseOutcome("scheduler answers", is_met=True, description="the scheduler answers")
-    view = situation.nodes.get(target)
     if view is None:
         description = f"the scheduler has no {what} for {finding.node_id}, several, or one for two nodes of Fleet's"
         yield ClauseOutcome("node known", is_met=False, description=description)

@@ -417,6 +417,25 @@ class TestRemediator:
         assert [one.clause for one in ruling.stops] == ["node known"]
         assert rules(api) == {}
 
+    @pytest.mark.parametrize(
+        ("pattern", "is_left"), [("n1", True), ("n1.site", True), ("n2", False)]
+    )
+    def test_no_device_of_a_node_is_touched_that_is_protected_by_its_name_in_kubernetes(
+        self, api, tmp_path, pattern, is_left
+    ):
+        site = self.build_site(api, tmp_path, node_names={"fleets-name": "n1"})
+        brakes = site.config.brakes.model_copy(update={"protected_nodes": (pattern,)})
+        site.config = site.config.model_copy(update={"brakes": brakes})
+        site.start()
+        for count in range(1, 7):
+            site.clock.advance(2 * NS_PER_S)
+            rank = build_rank("gpu.nvidia.com=n1/gpu-3", node="fleets-name")
+            site.fleet.say(replace(build_verdict("fleets-name", n_ops=count), rank=rank))
+            result = site.remediator.poll()
+        (ruling,) = result.rulings
+        is_stopped = "brakes.protected_nodes" in {one.clause for one in ruling.stops}
+        assert (is_stopped, rules(api) == {}) == (is_left, is_left)
+
     def test_what_was_approved_of_one_device_is_not_done_to_another(self, api, tmp_path):
         site = self.build_site(api, tmp_path)
         site.config = site.config.model_copy(update={"mode": "ask"})

@@ -282,6 +282,7 @@ def _view(device: NodeDevice, rules: Iterable[Mapping[str, Any]]) -> NodeView:
         state=", ".join(problems) or ("Tainted" if mark else "Ready"),
         mark=mark,
         reason=reason,
+        node=device.node,
     )
 
 
