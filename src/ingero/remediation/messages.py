@@ -29,6 +29,7 @@ from ingero.remediation.records import ActionRecord
 from ingero.remediation.secret_file import read_secret, read_secret_text
 from ingero.remediation.signed_posts import build_signed_headers, post_json
 from ingero.remediation.webhook_config import SignedWebhookConfig
+from ingero.slack_text import escape_slack_text
 from ingero.telemetry.clock import Clock
 from ingero.telemetry.limited import RateLimitedLog
 from ingero.units import NS_PER_S
@@ -151,8 +152,7 @@ def write_text(proposal: Proposal) -> str:
         proposal.effect,
         f"Approve or reject until {until}: {proposal.link}",
     )
-    text = "\n".join(lines)
-    return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    return escape_slack_text("\n".join(lines))
 
 
 class _Queue:

@@ -265,6 +265,26 @@ def test_slack_is_told_what_the_workload_said_last(tmp_path):
     assert slack.build(ALERT).body["text"].endswith("event_id=e1")
 
 
+def test_what_a_jobs_user_wrote_is_no_markup_to_slack_and_unchanged_elsewhere(tmp_path):
+    config = {
+        "uds_path": "/s",
+        "slack": {"webhook_url": "https://hooks/one"},
+        "pagerduty": {"routing_key": "k"},
+        "webhook": {"url": "https://ops/gpu"},
+    }
+    labels = {"phase": "<!channel>", "run": "<https://evil.example|Approve>", "state": "a<b&amp;c"}
+    said = replace(ALERT, details={**ALERT.details, "labels": labels}, title="of <@U1>")
+    slack, pagerduty, webhook = build_backends(load_config(write(tmp_path, config)))
+    text = slack.build(said).body["text"]
+    assert text.startswith("of &lt;@U1&gt;\n")
+    assert text.endswith(
+        " phase=&lt;!channel&gt; run=&lt;https://evil.example|Approve&gt; state=a&lt;b&amp;amp;c"
+    )
+    payload = pagerduty.build(said).body["payload"]
+    assert (payload["summary"], payload["custom_details"]["labels"]) == ("of <@U1>", labels)
+    assert webhook.build(said).body["details"]["labels"] == labels
+
+
 def test_missing_secret_file_is_a_wrong_configuration(tmp_path):
     config = load_config(
         write(tmp_path, {"uds_path": "/s", "slack": {"webhook_url_file": str(tmp_path / "no")}})

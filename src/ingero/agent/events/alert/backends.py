@@ -22,6 +22,7 @@ from ingero.agent.events.alert.episodes import Action, Alert
 from ingero.config import Secret
 from ingero.errors import BadDataError, ConfigError
 from ingero.header_values import read_bearer
+from ingero.slack_text import escape_slack_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +65,9 @@ class Slack:
     name: str = "slack"
 
     def build(self, alert: Alert) -> Post:
-        """Two lines, as people know them."""
-        body: dict[str, Any] = {"text": f"{alert.title}\n{_describe(alert)}"}
+        """Two lines, as people know them; names and labels are what a job's user wrote."""
+        text = escape_slack_text(f"{alert.title}\n{_describe(alert)}")
+        body: dict[str, Any] = {"text": text}
         if self.config.channel:
             body["channel"] = self.config.channel
         if self.config.username:
