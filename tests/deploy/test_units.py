@@ -301,12 +301,55 @@ def test_an_agents_command_takes_the_arguments_that_the_guide_puts_into_its_file
         assert any("fleet:4318" in str(value) for value in context.params.values())
 
 
-def run_lines(lines, folder):
+def test_the_alerters_unit_runs_the_guides_configuration_with_secrets_where_the_guide_puts_them(
+    tmp_path,
+):
+    """Its user is one of systemd's making: what root alone may read has to come by the environment."""
+    prepare("alerter", tmp_path)
+    (given := tmp_path / "given").mkdir()
+    guide = (ROOT / "docs/guides/alerter.md").read_text()
+    (config,) = re.findall(r"```json\n(.*?)```", guide, re.DOTALL)
+    (given / "config.json").write_text(place(config, tmp_path))
+    for name in ("slack", "token"):
+        (given / name).write_text("https://hooks.slack.example/s3cret\n")
+    (given / "env").write_text("PAGERDUTY_KEY=s3cret\n")
+    lines = read_guide("Under systemd", "alerter")
+    (group,) = read_unit("alerter")["SupplementaryGroups"]
+    users = (FOLDER / "ingero.sysusers.conf").read_text()
+    assert re.search(rf"^g ingero-events {group}$", users, re.MULTILINE)
+    kept = [line.replace(" -g ingero-events", "") for line in lines if "systemctl" not in line]
+    run_lines(kept, tmp_path, given)
+    files = {path.name: path for path in (tmp_path / "etc/ingero-alerter").iterdir()}
+    modes = {name: path.stat().st_mode & 0o777 for name, path in files.items()}
+    assert modes == {"config.json": 0o644, "env": 0o600, "slack": 0o640, "token": 0o640}
+    (file,) = read_unit("alerter")["EnvironmentFile"]
+    assert place(file, tmp_path) == f"-{files['env']}"
+    environ = dict(line.split("=") for line in files["env"].read_text().splitlines())
+    log = tmp_path / "log"
+    with log.open("wb") as out:
+        process = subprocess.Popen(
+            command_of("alerter", tmp_path), stdout=out, stderr=out, env=environ
+        )
+    try:
+        wait_for_page(process, log, READY["alerter"])
+    finally:
+        process.terminate()
+        assert process.wait(60) == 0
+    assert "telling slack, pagerduty, webhook" in log.read_text()
+
+
+@pytest.mark.parametrize("name", ["alerter", "fleet", "remediator"])
+def test_a_unit_whose_file_takes_variables_reads_them_from_a_file_that_need_not_be_there(name):
+    (file,) = read_unit(name)["EnvironmentFile"]
+    assert file.startswith("-/etc/ingero")
+
+
+def run_lines(lines, folder, cwd=ROOT):
     script = place("\n".join(lines), folder).replace("-o ingero-echo ", "")
     environ = {**os.environ, "PATH": f"{BIN}:{os.environ['PATH']}"}
     done = subprocess.run(
         ["bash", "-eux", "-c", script],
-        cwd=ROOT,
+        cwd=cwd,
         env=environ,
         capture_output=True,
         text=True,
