@@ -39,10 +39,11 @@ def run() -> Iterator[str]:
         size = said["node_bytes"]
         yield f"a node is {size / 1000:.0f} KB: a list of {N_NODES} is {size * N_NODES / 1e6:.0f} MB"
         for what in ("the list", "a look in between, without findings"):
-            yield f"{what}: {measure(actuator.look)}"
-        name = actuator.find_target(Rank("c", "node00001", 0), actuator.look())
+            yield f"{what}: {measure(actuator.read_nodes)}"
+        name = actuator.find_target(Rank("c", "node00001", 0), actuator.read_nodes())
+        actuator.watch([name])
         actuator.apply(replace(RECORD, target=name))
-        yield f"a look in between, with one action: {measure(actuator.look)}"
+        yield f"a look in between, with one action: {measure(actuator.read_nodes)}"
         actuator.close()
         server.communicate("")
 
