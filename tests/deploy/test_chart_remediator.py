@@ -10,7 +10,7 @@ import pytest
 from tests.deploy.chart_cases import CASES, objects_of
 from tests.deploy.chart_probes import wait_for
 from tests.deploy.charts import Node, find, find_pod, helm, needs_helm, render
-from tests.deploy.site import BIN, DEPLOY
+from tests.deploy.site import BIN, DEPLOY, ROOT
 from tests.support import local_http
 
 from ingero.config.document import parse_document
@@ -123,6 +123,38 @@ def test_a_remediator_with_links_has_their_key_and_a_page_behind_the_service_for
     assert "approval" not in {
         one["name"] for one in find(objects_of("fleet-remediator"), "Service")["spec"]["ports"]
     }
+
+
+@pytest.mark.parametrize(
+    ("listen", "link_listen", "host"),
+    [
+        ("127.0.0.1:9467", "127.0.0.1:9468", "0.0.0.0"),  # as the guide has them
+        ("0.0.0.0:9999", "[::]:9500", "0.0.0.0"),
+        (None, None, "0.0.0.0"),
+        ("[::]:9467", "[::]:9468", "[::]"),
+    ],
+)
+def test_a_remediator_listens_where_the_pod_is_probed_and_served_whatever_its_policy_says(
+    listen, link_listen, host
+):
+    guide = (ROOT / "docs/guides/remediator.md").read_text()
+    assert {"listen: 127.0.0.1:9467", "listen: 127.0.0.1:9468"} <= set(
+        re.findall(r"listen: [\d.:]+", guide)
+    )
+    values = json.loads(json.dumps(CASES["fleet-remediator-link"][1]))
+    policy = values["remediator"]["policy"]
+    policy["listen"] = listen
+    policy["approval"]["link"] |= {"listen": link_listen, "labels": ["ana"]}
+    objects = render("ingero-fleet", **values)
+    (container,) = [
+        one for one in find_pod(objects)["spec"]["containers"] if one["name"] == "remediator"
+    ]
+    ports = {one["name"]: one["containerPort"] for one in container["ports"]}
+    found = read_policy(objects)
+    probed = container["livenessProbe"]["httpGet"]["port"]
+    assert str(found.listen) == f"{host}:{ports[probed]}"
+    assert str(found.approval.link.listen) == f"{host}:{ports['approval']}"
+    assert found.approval.link.labels == ("ana",)
 
 
 def test_a_remediator_beside_a_fleet_with_an_echo_sends_its_audit_there(folder, authority):

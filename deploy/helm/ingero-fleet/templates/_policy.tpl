@@ -1,4 +1,5 @@
-{{- /* The remediator's policy: the values' one, with where things are in this pod. */ -}}
+{{- /* The remediator's policy: the values' one, with where things are in this pod. The addresses are the chart's own, as its
+probe, ports, service and network policy name them. */ -}}
 {{- define "ingero-fleet.policy" -}}
 {{- $v := .Values.remediator -}}
 {{- if gt (int .Values.replicaCount) 1 -}}
@@ -10,7 +11,7 @@
 {{- if and (ne (toString ($v.policy.mode | default "dry-run")) "dry-run") (not $v.journalClaim) -}}
 {{- fail "remediator.journalClaim is needed unless remediator.policy.mode is dry-run: a new pod would not know which nodes are out of service" -}}
 {{- end -}}
-{{- $policy := mergeOverwrite (dict "listen" "0.0.0.0:9467" "brakes" (dict "stop_file" "/var/lib/ingero-remediator/stop") "journal" (dict "file" "/var/lib/ingero-remediator/journal.db")) (deepCopy $v.policy) -}}
+{{- $policy := mergeOverwrite (dict "brakes" (dict "stop_file" "/var/lib/ingero-remediator/stop") "journal" (dict "file" "/var/lib/ingero-remediator/journal.db")) (deepCopy $v.policy) (dict "listen" (include "ingero-fleet.listen" (list $v.policy.listen 9467))) -}}
 {{- if and $v.webhookSecret.name (hasKey $policy.action "webhook") -}}
 {{- $_ := set $policy.action.webhook "secret_file" (printf "/etc/ingero/webhook/%s" $v.webhookSecret.key) -}}
 {{- end -}}
@@ -18,7 +19,7 @@
 {{- if not $v.approvalSecret.name -}}
 {{- fail "remediator.approvalSecret.name is needed for policy.approval.link: its key signs the links" -}}
 {{- end -}}
-{{- $_ := set $policy.approval "link" (mergeOverwrite (dict "listen" "0.0.0.0:9468") $policy.approval.link (dict "key_file" (printf "/etc/ingero/approval/%s" $v.approvalSecret.key))) -}}
+{{- $_ := set $policy.approval "link" (mergeOverwrite $policy.approval.link (dict "listen" (include "ingero-fleet.listen" (list $policy.approval.link.listen 9468)) "key_file" (printf "/etc/ingero/approval/%s" $v.approvalSecret.key))) -}}
 {{- end -}}
 {{- if include "ingero-fleet.tellsNvsentinel" . -}}
 {{- $where := dict "socket" "/var/run/nvsentinel/nvsentinel.sock" "token_file" "/var/run/secrets/nvsentinel/platform-connector/token" -}}
@@ -32,6 +33,12 @@
 {{- $_ := set $policy "audit" (mergeOverwrite $there $audit) -}}
 {{- end -}}
 {{- toYaml $policy -}}
+{{- end -}}
+
+{{- /* Where a page listens, by what the policy says and the container's port: every address of the pod, IPv6's if it says so. */ -}}
+{{- define "ingero-fleet.listen" -}}
+{{- $six := printf "[::]:%d" (index . 1) -}}
+{{- ternary $six (printf "0.0.0.0:%d" (index . 1)) (eq (toString (index . 0)) $six) -}}
 {{- end -}}
 
 {{- /* Ports that the remediator sends to: its webhook, receivers of links and the audit; separated by spaces. */ -}}
