@@ -123,6 +123,7 @@ CASES = {
             "persistence": {"encryptionAcknowledged": True, "size": "5Gi"},
             "tls": {"secretName": "echo-tls"},
             "auth": {"aclKey": "bearers.yaml"},
+            "serviceMonitor": {"enabled": True, "tokenSecret": {"name": "of-prometheus"}},
             "backups": {"existingClaim": "echo-backups"},
             "config": {"retention": "168h", "backup_keep": 3},
         },

@@ -1,0 +1,121 @@
+"""Echo's chart: what Prometheus is given to scrape it with."""
+
+import ssl
+
+import pytest
+import yaml
+from tests.deploy.chart_probes import wait_for
+from tests.deploy.charts import Node, find, helm, needs_helm, render
+from tests.deploy.site import DEPLOY
+from tests.support import local_http
+
+pytestmark = [pytest.mark.slow, needs_helm]
+
+DISK = {"encryptionAcknowledged": True}
+TENANT, OPERATOR = "t" * 32, "o" * 32
+BEARERS = [
+    {"key_name": "tenant", "token": TENANT, "allowed_clusters": ["c"]},
+    {"key_name": "prometheus", "token": OPERATOR, "allowed_clusters": ["*"], "scopes": ["read"]},
+]
+
+
+def find_endpoint(**values):
+    values["serviceMonitor"] = {"enabled": True, **values.get("serviceMonitor", {})}
+    objects = render("ingero-echo", persistence=DISK, **values)
+    (endpoint,) = find(objects, "ServiceMonitor")["spec"]["endpoints"]
+    return objects, endpoint
+
+
+def scrape(node, endpoint, trusted):
+    """The page as Prometheus asks for it: by address, with the secrets that the monitor names.
+
+    Args:
+        node: Where Echo runs.
+        endpoint: Of the monitor.
+        trusted: Authorities of the system in PEM, which count where the monitor names none.
+    """
+    tls = endpoint["tlsConfig"]
+    if "ca" in tls:
+        ref = tls["ca"]["secret"]
+        trusted = node.secret(ref["name"])[ref["key"]].decode()
+    ref = endpoint["authorization"]["credentials"]
+    bearer = node.secret(ref["name"])[ref["key"]].decode()
+    with local_http.open_client(verify=ssl.create_default_context(cadata=trusted)) as client:
+        return client.get(
+            f"{endpoint['scheme']}://127.0.0.1:{node.port(8081)}/metrics",
+            headers={"authorization": f"Bearer {bearer}"},
+            extensions={"sni_hostname": tls["serverName"]},
+            timeout=30,
+        )
+
+
+def test_prometheus_scrapes_an_echo_with_bearers_and_a_certificate_of_a_known_authority(
+    folder, authority
+):
+    made = authority.issue_cert("echo.example")
+    secrets = {
+        "acme": {
+            "tls.crt": made.cert_chain_pems[0].bytes(),
+            "tls.key": made.private_key_pem.bytes(),
+        },
+        "bearers": {"bearers.yaml": yaml.safe_dump(BEARERS).encode()},
+        "of-prometheus": {"bearer": OPERATOR.encode()},
+    }
+    objects, endpoint = find_endpoint(
+        tls={"secretName": "acme"},
+        auth={"secretName": "bearers", "aclKey": "bearers.yaml"},
+        serviceMonitor={
+            "tokenSecret": {"name": "of-prometheus", "key": "bearer"},
+            "serverName": "echo.example",
+        },
+        config={"min_free_space": "1MiB"},
+    )
+    node = Node(folder, objects, secrets)
+    with node.start("echo") as (process, log):
+        wait_for(node, "echo", process, log)
+        scraped = scrape(node, endpoint, authority.cert_pem.bytes().decode())
+    assert scraped.status_code == 200
+    assert "ingero_echo_store_up 1" in scraped.text
+
+
+def test_prometheus_scrapes_an_echo_with_the_charts_own_certificate_and_one_bearer(folder):
+    objects, endpoint = find_endpoint(config={"min_free_space": "1MiB"})
+    node = Node(folder, objects, {"ingero-echo-auth": {"token": TENANT.encode()}})
+    with node.start("echo") as (process, log):
+        wait_for(node, "echo", process, log)
+        scraped = scrape(node, endpoint, "")
+    assert scraped.status_code == 200
+    assert "ingero_echo_store_up 1" in scraped.text
+
+
+@pytest.mark.parametrize(
+    ("values", "authority_of"),
+    [
+        ({}, ("site-ingero-echo-tls", "ca.crt")),
+        ({"serviceMonitor": {"caSecret": None, "tokenSecret": None, "serverName": None}}, ("site-ingero-echo-tls", "ca.crt")),
+        ({"tls": {"secretName": "acme"}}, None),
+        ({"tls": {"secretName": "acme"}, "serviceMonitor": {"caSecret": {"name": "acme"}}}, ("acme", "ca.crt")),
+        ({"serviceMonitor": {"caSecret": {"name": "site", "key": "root.pem"}}}, ("site", "root.pem")),
+    ],
+    ids=["own", "an older release's", "public", "with its authority", "another secret"],
+)  # fmt: skip
+def test_prometheus_trusts_the_authority_that_is_named_or_else_its_systems(values, authority_of):
+    _, endpoint = find_endpoint(**values)
+    found = endpoint["tlsConfig"].get("ca")
+    assert (found and (found["secret"]["name"], found["secret"]["key"])) == authority_of
+    assert endpoint["tlsConfig"]["serverName"] == "site-ingero-echo"
+    assert endpoint["authorization"]["credentials"] == {"name": "ingero-echo-auth", "key": "token"}
+
+
+def test_a_monitor_that_would_ask_with_the_file_of_bearers_is_not_rendered():
+    chart = str(DEPLOY / "helm/ingero-echo")
+    given = [
+        "--set",
+        "persistence.encryptionAcknowledged=true",
+        "--set",
+        "auth.aclKey=bearers.yaml",
+    ]
+    status, said = helm("template", "e", chart, *given, "--set", "serviceMonitor.enabled=true")
+    assert status != 0
+    assert "serviceMonitor.tokenSecret.name is needed with auth.aclKey" in said
+    assert helm("template", "e", chart, *given)[0] == 0
