@@ -1,12 +1,14 @@
-"""Echo's chart: what Prometheus is given to scrape it with."""
+"""Echo's chart: its settings, and what Prometheus is given to scrape it with."""
 
+import json
 import ssl
+import subprocess
 
 import pytest
 import yaml
 from tests.deploy.chart_probes import wait_for
-from tests.deploy.charts import Node, find, helm, needs_helm, render
-from tests.deploy.site import DEPLOY
+from tests.deploy.charts import Node, find, find_pod, helm, needs_helm, render
+from tests.deploy.site import BIN, DEPLOY
 from tests.support import local_http
 
 pytestmark = [pytest.mark.slow, needs_helm]
@@ -119,3 +121,72 @@ def test_a_monitor_that_would_ask_with_the_file_of_bearers_is_not_rendered():
     assert status != 0
     assert "serviceMonitor.tokenSecret.name is needed with auth.aclKey" in said
     assert helm("template", "e", chart, *given)[0] == 0
+
+
+def print_defaults():
+    return yaml.safe_load(
+        subprocess.run(
+            [BIN / "ingero-echo", "config", "--defaults"],
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+    )
+
+
+ADDRESSES = {
+    "otlp_addr": "otlp-grpc",
+    "otlp_http_addr": "otlp-http",
+    "mcp_addr": "mcp",
+    "health_addr": "health",
+}
+
+
+@pytest.mark.parametrize(
+    ("changed", "host"),
+    [
+        ({}, "0.0.0.0"),
+        ({"health_addr": "0.0.0.0:9999", "mcp_addr": None}, "0.0.0.0"),
+        (
+            {
+                "otlp_addr": "[::]:4317",
+                "otlp_http_addr": "[::]:4318",
+                "mcp_addr": "[::]:8081",
+                "health_addr": "[::]:8080",
+            },
+            "[::]",
+        ),
+    ],
+    ids=["the program's own defaults", "other ports", "IPv6"],
+)
+def test_echo_listens_where_the_pod_is_probed_and_served_whatever_its_settings_say(changed, host):
+    settings = print_defaults() | changed
+    assert settings.pop("db") == "~/.ingero/echo.db"
+    objects = render("ingero-echo", persistence=DISK, config=settings)
+    found = yaml.safe_load(find(objects, "ConfigMap")["data"]["echo.yaml"])
+    (container,) = find_pod(objects)["spec"]["containers"]
+    ports = {one["name"]: one["containerPort"] for one in container["ports"]}
+    assert {key: found[key] for key in ADDRESSES} == {
+        key: f"{host}:{ports[port]}" for key, port in ADDRESSES.items()
+    }
+    (data,) = [one["mountPath"] for one in container["volumeMounts"] if one["name"] == "data"]
+    assert found["db"].startswith(f"{data}/")
+    assert found["retention"] == settings["retention"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "is_taken"),
+    [
+        ({"db": "~/.ingero/echo.db"}, False),
+        ({"db": "/tmp/echo.db"}, False),
+        ({"db": "/var/lib/ingero-echo/other.db"}, True),
+        ({"db": "~/.ingero/echo.db", "store": "clickhouses://echo@rows:9440/ingero"}, True),
+    ],
+)
+def test_a_database_that_would_go_with_the_pod_is_not_rendered(settings, is_taken):
+    status, said = helm(
+        "template", "e", str(DEPLOY / "helm/ingero-echo"),
+        "--set", "persistence.storageClass=x", "--set-json", f"config={json.dumps(settings)}",
+    )  # fmt: skip
+    assert (status == 0) is is_taken, said
+    assert ("config.db must be below /var/lib/ingero-echo" in said) is not is_taken
