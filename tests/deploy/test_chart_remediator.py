@@ -264,6 +264,20 @@ def read_policy(objects):
             },
             "remediator.approvalSecret.name is needed",
         ),
+        ({"webhookSecret": {"name": ""}}, "remediator.webhookSecret.name is needed"),
+        (
+            {"policy": {"action": {"kubernetes": {}}, "journal": {"file": "/tmp/journal.db"}}},
+            "remediator.policy.journal.file must be below /var/lib/ingero-remediator",
+        ),
+        (
+            {
+                "policy": {
+                    "action": {"kubernetes": {}},
+                    "brakes": {"stop_file": "/run/ingero/remediator.stop"},
+                }
+            },
+            "remediator.policy.brakes.stop_file must be below /var/lib/ingero-remediator",
+        ),
     ],
 )
 def test_a_remediator_that_could_not_know_what_it_did_is_not_rendered(changed, said):
@@ -279,3 +293,27 @@ def test_a_remediator_that_could_not_know_what_it_did_is_not_rendered(changed, s
     )  # fmt: skip
     assert status != 0
     assert "replicaCount=1" in answer
+
+
+def test_a_policy_may_have_empty_sections_and_files_of_its_own_in_the_journals_folder():
+    policy = {
+        "mode": None,
+        "action": {"kubernetes": None},
+        "brakes": None,
+        "approval": None,
+        "audit": None,
+        "journal": {"file": "/var/lib/ingero-remediator/other.db"},
+    }
+    objects = render("ingero-fleet", remediator={"enabled": True, "policy": policy})
+    found = read_policy(objects)
+    assert found.journal.file == "/var/lib/ingero-remediator/other.db"
+    assert found.brakes.stop_file == "/var/lib/ingero-remediator/stop"
+    assert found.action.kubernetes is not None
+    assert find(objects, "ClusterRole")
+
+
+def test_a_webhooks_key_may_be_a_file_that_something_else_puts_into_the_pod():
+    webhook = {"url": "https://remedy.example/ingero", "secret_file": "/vault/secrets/key"}
+    policy = {"action": {"webhook": webhook}}
+    objects = render("ingero-fleet", remediator={"enabled": True, "policy": policy})
+    assert read_policy(objects).action.webhook.secret_file == webhook["secret_file"]

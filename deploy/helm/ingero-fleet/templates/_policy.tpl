@@ -5,13 +5,23 @@ probe, ports, service and network policy name them. */ -}}
 {{- if gt (int .Values.replicaCount) 1 -}}
 {{- fail "remediator.enabled needs replicaCount=1: each remediator would act by what its own Fleet judges" -}}
 {{- end -}}
-{{- if not (hasKey $v.policy "action") -}}
+{{- if not $v.policy.action -}}
 {{- fail "remediator.policy.action is needed: kubernetes, kubernetes_device, nvsentinel, webhook or command" -}}
 {{- end -}}
 {{- if and (ne (toString ($v.policy.mode | default "dry-run")) "dry-run") (not $v.journalClaim) -}}
 {{- fail "remediator.journalClaim is needed unless remediator.policy.mode is dry-run: a new pod would not know which nodes are out of service" -}}
 {{- end -}}
-{{- $policy := mergeOverwrite (dict "brakes" (dict "stop_file" "/var/lib/ingero-remediator/stop") "journal" (dict "file" "/var/lib/ingero-remediator/journal.db")) (deepCopy $v.policy) (dict "listen" (include "ingero-fleet.listen" (list $v.policy.listen 9467))) -}}
+{{- $given := dict -}}
+{{- range $key, $section := $v.policy -}}{{- if not (kindIs "invalid" $section) -}}{{- $_ := set $given $key $section -}}{{- end -}}{{- end -}}
+{{- $policy := mergeOverwrite (dict "brakes" (dict "stop_file" "/var/lib/ingero-remediator/stop") "journal" (dict "file" "/var/lib/ingero-remediator/journal.db")) (deepCopy $given) (dict "listen" (include "ingero-fleet.listen" (list $v.policy.listen 9467))) -}}
+{{- range $key, $file := dict "journal.file" $policy.journal.file "brakes.stop_file" $policy.brakes.stop_file -}}
+{{- if and (not (kindIs "invalid" $file)) (not (hasPrefix "/var/lib/ingero-remediator/" (toString $file))) -}}
+{{- fail (printf "remediator.policy.%s must be below /var/lib/ingero-remediator: nothing else in the container is written to and stays" $key) -}}
+{{- end -}}
+{{- end -}}
+{{- if and (hasKey $policy.action "webhook") (not $v.webhookSecret.name) (not ($policy.action.webhook).secret_file) -}}
+{{- fail "remediator.webhookSecret.name is needed for policy.action.webhook: its key signs the requests" -}}
+{{- end -}}
 {{- if and $v.webhookSecret.name (hasKey $policy.action "webhook") -}}
 {{- $_ := set $policy.action.webhook "secret_file" (printf "/etc/ingero/webhook/%s" $v.webhookSecret.key) -}}
 {{- end -}}
@@ -45,8 +55,8 @@ probe, ports, service and network policy name them. */ -}}
 {{- define "ingero-fleet.remediatorPorts" -}}
 {{- if .Values.remediator.enabled -}}
 {{- $policy := include "ingero-fleet.policy" . | fromYaml -}}
-{{- $urls := list (dig "action" "webhook" "url" "" $policy) (dig "audit" "endpoint" "" $policy) -}}
-{{- range dig "approval" "link" "send" list $policy -}}
+{{- $urls := list (($policy.action.webhook).url | default "") (($policy.audit).endpoint | default "") -}}
+{{- range (($policy.approval).link).send -}}
 {{- $urls = append $urls (dig "webhook" "url" "" .) -}}
 {{- if hasKey . "slack" -}}{{- $urls = append $urls "https://hooks.slack.com" -}}{{- end -}}
 {{- end -}}
@@ -69,5 +79,5 @@ probe, ports, service and network policy name them. */ -}}
 
 {{- /* Whether proposals have links, and so a page that is reached from outside. */ -}}
 {{- define "ingero-fleet.asksPeople" -}}
-{{- if and .Values.remediator.enabled (dig "approval" "link" "" .Values.remediator.policy) -}}true{{- end -}}
+{{- if and .Values.remediator.enabled (.Values.remediator.policy.approval).link -}}true{{- end -}}
 {{- end -}}
