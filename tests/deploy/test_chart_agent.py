@@ -13,6 +13,7 @@ from ingero.agent.capture.kernel.map_memory import reckon_all
 from ingero.agent.capture.probes.host import PROBES
 from ingero.agent.collectives.plugin import NAME, find_plugin
 from ingero.config.environment import DEFAULT_KUBELET_SOCKET
+from ingero.otlp.client.endpoint import parse_endpoint
 
 pytestmark = [pytest.mark.slow, needs_helm]
 
@@ -137,3 +138,42 @@ def test_prometheus_scrapes_the_agents_pod_by_the_names_that_the_dashboards_ask_
     ]
     (asked,) = re.findall(r'job=~"([^"]+)"', variable["query"]["query"])
     assert all(re.fullmatch(asked, job) for job in jobs.values())
+
+
+@pytest.mark.parametrize(
+    ("mode", "push", "ports"),
+    [
+        ("trace", {}, [4317, 4318, 8080]),
+        ("fleet-push", {"endpoint": "fleet:4318"}, [4317, 4318, 8080]),
+        ("fleet-push", {"endpoint": "https://fleet.example"}, [4317, 4318, 8080, 443]),
+        ("fleet-push", {"endpoint": "https://fleet.example/a:1"}, [4317, 4318, 8080, 443]),
+        ("fleet-push", {"endpoint": "fleet"}, [4317, 4318, 8080, 80]),
+        ("fleet-push", {"endpoint": "fleet", "insecure": False}, [4317, 4318, 8080, 443]),
+        ("fleet-push", {"endpoint": "fleet", "tls": {"secretName": "t"}}, [4317, 4318, 8080, 443]),
+        ("fleet-push", {"endpoint": "f-0:5318, [fd00::1]:6318"}, [4317, 4318, 8080, 5318, 6318]),
+        (
+            "fleet-push",
+            {"endpoint": "fleet:4318", "thresholdUrl": "http://fleet:9080/"},
+            [4317, 4318, 8080, 9080],
+        ),
+    ],
+)
+def test_the_agent_is_let_out_to_the_ports_of_its_fleet(mode, push, ports):
+    objects = render("ingero", mode=mode, fleetPush={"clusterID": "c", **push})
+    egress = find(objects, "NetworkPolicy")["spec"]["egress"]
+    assert [one["port"] for rule in egress for one in rule["ports"]] == [53, 53, *ports]
+    if mode == "fleet-push":
+        is_insecure = push.get("insecure", True) and "tls" not in push
+        addresses = f"{push['endpoint']},{push.get('thresholdUrl', '')}".split(",")
+        asked = {
+            parse_endpoint(one, is_insecure=is_insecure, option="").target.rpartition(":")[2]
+            for one in addresses
+            if one
+        }
+        assert {int(port) for port in asked} <= set(ports)
+
+
+def test_an_agent_that_may_push_nowhere_may_still_ask_for_names():
+    objects = render("ingero", networkPolicy={"fleetPorts": []})
+    (rule,) = find(objects, "NetworkPolicy")["spec"]["egress"]
+    assert {one["port"] for one in rule["ports"]} == {53}

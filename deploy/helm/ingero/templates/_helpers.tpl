@@ -35,3 +35,23 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- define "ingero.image" -}}
 {{ .Values.image.repository }}:{{ .Values.image.tag | default .Chart.AppVersion }}
 {{- end -}}
+
+{{- /* Ports that the agent sends to: those of the values, and in mode fleet-push of its Fleets and of their threshold; separated
+by spaces. An address without a port has that of its scheme. */ -}}
+{{- define "ingero.fleetPorts" -}}
+{{- $push := .Values.fleetPush -}}
+{{- $ports := list -}}
+{{- range .Values.networkPolicy.fleetPorts -}}{{- $ports = append $ports (toString (int .)) -}}{{- end -}}
+{{- if eq .Values.mode "fleet-push" -}}
+{{- $scheme := ternary "http" "https" (and $push.insecure (not $push.tls.secretName)) -}}
+{{- range append (splitList "," $push.endpoint) $push.thresholdUrl -}}
+{{- $address := trim . -}}
+{{- if $address -}}
+{{- if not (contains "://" $address) -}}{{- $address = printf "%s://%s" $scheme $address -}}{{- end -}}
+{{- $authority := regexReplaceAll "^[a-z]+://([^/]*).*$" $address "${1}" -}}
+{{- $ports = append $ports (regexFind ":[0-9]+$" $authority | trimPrefix ":" | default (ternary "80" "443" (hasPrefix "http://" $address))) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- $ports | uniq | join " " -}}
+{{- end -}}
