@@ -11,6 +11,8 @@ from tests.deploy.charts import Node, find, find_pod, helm, needs_helm, render
 from tests.deploy.site import BIN, DEPLOY
 from tests.support import local_http
 
+from ingero.echo.service.config import EchoConfig
+
 pytestmark = [pytest.mark.slow, needs_helm]
 
 DISK = {"encryptionAcknowledged": True}
@@ -190,3 +192,17 @@ def test_a_database_that_would_go_with_the_pod_is_not_rendered(settings, is_take
     )  # fmt: skip
     assert (status == 0) is is_taken, said
     assert ("config.db must be below /var/lib/ingero-echo" in said) is not is_taken
+
+
+def test_a_replica_answers_from_the_volume_of_backups_and_makes_none():
+    folder = "/var/lib/ingero-echo-backups"
+    objects = render(
+        "ingero-echo",
+        persistence=DISK,
+        backups={"existingClaim": "echo-backups"},
+        config={"replica_of": folder},
+    )
+    found = yaml.safe_load(find(objects, "ConfigMap")["data"]["echo.yaml"])
+    assert EchoConfig.model_validate(found).replica_of == folder
+    (container,) = find_pod(objects)["spec"]["containers"]
+    assert folder in {mount["mountPath"] for mount in container["volumeMounts"]}

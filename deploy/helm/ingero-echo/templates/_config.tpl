@@ -18,7 +18,7 @@ them: every one of the pod, IPv6's if the values say so. */ -}}
 {{- else -}}
 {{- $_ := set $config "auth_token_file" (printf "/etc/ingero/auth/%s" .Values.auth.key) -}}
 {{- end -}}
-{{- if .Values.backups.existingClaim -}}
+{{- if and .Values.backups.existingClaim (not $given.replica_of) -}}
 {{- $_ := set $config "backup_dir" "/var/lib/ingero-echo-backups" -}}
 {{- end -}}
 {{- $addresses := dict -}}
