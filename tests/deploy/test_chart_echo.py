@@ -206,3 +206,15 @@ def test_a_replica_answers_from_the_volume_of_backups_and_makes_none():
     assert EchoConfig.model_validate(found).replica_of == folder
     (container,) = find_pod(objects)["spec"]["containers"]
     assert folder in {mount["mountPath"] for mount in container["volumeMounts"]}
+
+
+def test_the_notes_read_a_token_from_the_secret_only_where_it_has_one():
+    given = ["--dry-run=client", "--set", "persistence.storageClass=x"]
+    chart = str(DEPLOY / "helm/ingero-echo")
+    status, said = helm("install", "e", chart, *given)
+    assert status == 0, said
+    assert "get secret ingero-echo-auth -o jsonpath='{.data.token}'" in said
+    status, said = helm("install", "e", chart, *given, "--set", "auth.aclKey=bearers.yaml")
+    assert status == 0, said
+    assert "jsonpath" not in said
+    assert "one of the file bearers.yaml in secret ingero-echo-auth" in said
