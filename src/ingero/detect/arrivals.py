@@ -29,16 +29,38 @@ class JudgeCounts:
 
 
 class SeenTimes(Columns):
-    """When each worker reported first and last, on the clock of arrivals: ``first_ns`` and ``last_ns``."""
+    """When each worker reported first and last, on the clock of arrivals: ``first_ns`` and ``last_ns``.
 
-    def __init__(self) -> None:
-        super().__init__(first_ns=_ALWAYS, last_ns=_NEVER)
+    And since when it has reported, without a pause, nothing that could be compared, ``uncompared_ns``; and how many
+    operations could be compared until then, ``n_compared``.
+
+    Args:
+        pause_ns: From which a worker that reports again begins anew.
+    """
+
+    def __init__(self, pause_ns: int) -> None:
+        super().__init__(first_ns=_ALWAYS, last_ns=_NEVER, uncompared_ns=_ALWAYS, n_compared=0)
+        self._pause_ns = pause_ns
 
     def note(self, worker: int, now_ns: int) -> None:
         """It reported; ``now_ns`` does not step back."""
         self.grow(worker + 1)
+        if self["uncompared_ns"][worker] == _ALWAYS or self._was_silent(worker, now_ns):
+            self["uncompared_ns"][worker] = now_ns
         self["first_ns"][worker] = min(int(self["first_ns"][worker]), now_ns)
         self["last_ns"][worker] = now_ns
+
+    def note_compared(self, worker: int, n_ops: int) -> None:
+        """So many of its operations have been compared in all."""
+        if self["n_compared"][worker] != n_ops:
+            self["n_compared"][worker], self["uncompared_ns"][worker] = n_ops, _ALWAYS
+
+    def find_uncompared_ns(self, worker: int) -> int:
+        """For how long it has reported, without a pause, nothing that could be compared."""
+        return max(int(self["last_ns"][worker]) - int(self["uncompared_ns"][worker]), 0)
+
+    def _was_silent(self, worker: int, now_ns: int) -> bool:
+        return now_ns - int(self["last_ns"][worker]) >= self._pause_ns
 
     def find_silent(self, before_ns: int) -> IntArray:
         """Workers that did not report since then."""

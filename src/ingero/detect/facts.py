@@ -28,6 +28,7 @@ class WorkerFacts:
         span_ns: From its first entry to its last leaving.
         last_ns: Its last leaving, on its clock.
         seen_ns: When it reported first and last, on the clock of arrivals.
+        is_stale: For long it reported nothing that could be compared.
         links: Its two-member communicators: slot → communicator.
     """
 
@@ -40,6 +41,7 @@ class WorkerFacts:
     span_ns: int
     last_ns: int = 0
     seen_ns: tuple[int, int] = (0, 0)
+    is_stale: bool = False
     links: Mapping[int, int] = field(default_factory=dict)
 
 

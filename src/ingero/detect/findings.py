@@ -86,6 +86,8 @@ def judge_alone(
     why_not = _find_why_unknown(facts, worker)
     group = facts.workers[worker].group
     evidence = facts.evidence.of_worker(worker)
+    if not with_history and not why_not and facts.workers[worker].is_stale:
+        why_not = "for long nothing that it reports could be compared with its peers'"
     # What was found before its peers became too few stands.
     has_found = with_history and (evidence.past or evidence.compared_among)
     if group is None or (why_not and not has_found):

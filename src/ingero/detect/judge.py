@@ -48,6 +48,7 @@ class JudgeSettings:
         min_own_ns: Operations before which the median peer worked less than this are not compared.
         reorder_ns: How long after its arrival an operation may still be preceded by one that arrives later.
         patience_ns: How long peers wait for a rank that does not report.
+        stale_ns: How long a rank is named that reports nothing that could be compared.
         max_workers: Workers beyond this are refused and counted.
         max_pending_ops: Operations kept for pairing; beyond it new ones are dropped and counted.
     """
@@ -57,6 +58,7 @@ class JudgeSettings:
     min_own_ns: int = 100 * NS_PER_US
     reorder_ns: int = 5 * NS_PER_S
     patience_ns: int = 60 * NS_PER_S
+    stale_ns: int = 900 * NS_PER_S
     max_workers: int = 20_000
     max_pending_ops: int = 4_000_000
 
@@ -79,7 +81,7 @@ class Judge:
         self._registry = Registry(settings.max_workers, settings.reorder_ns)
         self._arrivals = Arrivals(settings.reorder_ns, settings.max_pending_ops, self.counts)
         self._totals = WorkerTotals()
-        self._seen = SeenTimes()
+        self._seen = SeenTimes(settings.stale_ns // 3)
         self._pairing = Pairing()
         self._ledger = WaitLedger(settings.patience_ns)
         self._evidence = RankEvidence(settings.detector, settings.min_own_ns)
@@ -151,6 +153,9 @@ class Judge:
                     paired.append((group, taken))
                     self._evidence.replicas.note_links(group.members, taken, links)
         self._evidence.observe(paired)
+        for group, _ in paired:
+            for worker in group.members:
+                self._seen.note_compared(worker, self._evidence.of_worker(worker).n_ops)
 
     def find_silent(self, before_ns: int) -> set[tuple[str, Worker]]:
         """Workers that reported nothing since then, on the clock of arrivals, with their cluster."""
@@ -183,6 +188,7 @@ class Judge:
                 span_ns=max(int(totals["last_ns"][at] - totals["first_ns"][at]), 0),
                 last_ns=int(totals["last_ns"][at]),
                 seen_ns=(int(self._seen["first_ns"][at]), int(self._seen["last_ns"][at])),
+                is_stale=self._seen.find_uncompared_ns(at) >= self.settings.stale_ns,
                 links=links.by_slot.get(at, {}),
             )
             for at, rank in enumerate(self._registry.ranks)

@@ -59,7 +59,8 @@ class NcclConfig(StrictModel):
     )
     idle_timeout: Duration = Field(
         parse_duration("15m"),
-        description="A cluster or communicator that is silent this long is forgotten.",
+        description="A cluster or communicator that is silent this long is forgotten, and a rank no longer named "
+        "that reports nothing comparable for as long.",
     )
     gauge_window: Duration = Field(
         parse_duration("30s"), description="How old a per-event gauge may be to be compared."

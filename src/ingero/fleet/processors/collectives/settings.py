@@ -19,6 +19,7 @@ def build_settings(config: NcclConfig) -> JudgeSettings:
         alarms_per_worker_day=config.alarms_per_worker_day,
         reorder_ns=config.reorder_window,
         patience_ns=config.patience,
+        stale_ns=config.idle_timeout,
         max_workers=config.max_workers,
         max_pending_ops=config.max_pending_ops,
     )
