@@ -406,6 +406,17 @@ def test_shared_states_come_back_when_a_reload_does_not_start():
     assert [one.n_discards for one in built] == [1, 1]
 
 
+def test_a_shared_state_of_no_component_outlives_every_reload():
+    kit = Kit()
+    states = SharedStates()
+    state = states.get(("", "files"), Forgettable)
+    before = states.set_aside_changed(kit.config(CHAIN), _without_processors(kit))
+    assert states.get(("", "files"), Forgettable) is state
+    states.restore(before)
+    assert states.get(("", "files"), Forgettable) is state
+    assert not state.n_discards
+
+
 def test_timer_repeats_and_outlives_an_error():
     kit = Kit()
 

@@ -119,7 +119,7 @@ class Host(Protocol):
 
         Args:
             key: The component's id as text, and the name of the state. The state outlives a reload that did not
-                change the settings of that component.
+                change the settings of that component; with an empty id it outlives every reload.
             build: Makes it.
         """
         ...

@@ -68,6 +68,23 @@ def test_append_says_whether_an_existing_file_is_kept(tmp_path, append, expected
     assert _values(path) == expected
 
 
+def test_a_file_is_emptied_once_in_a_process_and_not_again_by_a_reload(tmp_path):
+    path = tmp_path / "out.jsonl"
+    path.write_bytes(b"{}\n")
+    host = _write({"path": str(path)}, _batch(1))
+    _write({"path": str(path)}, _batch(2), host=host)
+    _write({"path": str(path), "flush_interval": "2s"}, _batch(3), host=host)
+    assert _values(path) == [1.0, 2.0, 3.0]
+
+
+def test_a_file_with_rotation_is_never_emptied(tmp_path):
+    path = tmp_path / "out.jsonl"
+    settings = {"path": str(path), "rotation": {"max_megabytes": 1}}
+    _write(settings, _batch(1))
+    _write(settings, _batch(2))
+    assert _values(path) == [1.0, 2.0]
+
+
 @pytest.mark.parametrize("name", ["out.jsonl", "out[1].jsonl", "out.json[l]"])
 def test_full_file_is_set_aside_and_only_so_many_are_kept(tmp_path, name):
     path = tmp_path / name

@@ -45,6 +45,8 @@ UNFLUSHED: Final = counter(
 _log = logging.getLogger("ingero.fleet.exporters.file")
 _LOG_FLUSH_NS: Final = 10 * NS_PER_S
 _MB: Final = 1_000_000
+_OPENED: Final = ("", "files that exporters opened")
+"""Of no component, so it outlives every reload: what this process wrote is not emptied by its next configuration."""
 _BUFFER_BYTES: Final = 8192
 """From so much on, waiting lines are written at once."""
 
@@ -61,7 +63,9 @@ class FileConfig(StrictModel):
 
     path: str = Field(min_length=1, description="The file.")
     append: bool = Field(
-        default=False, description="Add to an existing file instead of emptying it."
+        default=False,
+        description="Add to an existing file instead of emptying it when Fleet starts. A file with rotation is never"
+        " emptied, and none is when the configuration is read again.",
     )
     rotation: RotationConfig | None = Field(
         None, description="When a file is set aside; empty is never."
@@ -89,10 +93,13 @@ class FileExporter:
         self._written = host.meter.counter(WRITTEN).bound(exporter=self._name)
         self._rotated = host.meter.counter(ROTATIONS).bound(exporter=self._name)
         self._unflushed = host.meter.counter(UNFLUSHED).bound(exporter=self._name)
+        opened = host.shared(_OPENED, set[Path])
+        is_kept = self._config.append or self._config.rotation is not None or self._path in opened
         try:
-            self._open("ab" if self._config.append else "wb")
+            self._open("ab" if is_kept else "wb")
         except OSError as error:
             raise IngeroError(f"cannot write {self._path}: {error.strerror or error}") from error
+        opened.add(self._path)
         host.every(self._config.flush_interval, self._flush)
         self._log = RateLimitedLog(_log, host.clock)
         host.every(_LOG_FLUSH_NS, self._log.flush)
