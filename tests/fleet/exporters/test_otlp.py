@@ -84,6 +84,13 @@ def test_batch_and_headers_arrive():
     assert host.read("otelcol_exporter_sent_metric_points_total", exporter="otlp") == 1
 
 
+def test_a_timeout_of_zero_is_none():
+    service = Service()
+    raised, _ = _export(service, {"timeout": "0s"})
+    assert raised is None
+    assert len(service.requests) == 1
+
+
 RETRY_INFO = (("grpc-status-details-bin", b"\n(type.googleapis.com/google.rpc.RetryInfo"),)
 
 

@@ -100,6 +100,12 @@ def _values(body, content_type="application/x-protobuf"):
     return [one.value for one in iter_points(decode_export(body, Signal.METRICS, content_type))]
 
 
+def test_a_timeout_of_zero_is_none():
+    requests, raised, _ = _export({"timeout": "0s"})
+    assert raised == []
+    assert len(requests) == 1
+
+
 @pytest.mark.parametrize(
     ("settings", "decode", "content_type"),
     [

@@ -35,7 +35,9 @@ class ConnectionConfig(StrictModel):
         default_factory=dict, description="Headers added to each request."
     )
     auth: ClientAuthConfig | None = Field(None, description="Who vouches for this connection.")
-    timeout: Duration = Field(parse_duration("30s"), description="Longest wait for one answer.")
+    timeout: Duration = Field(
+        parse_duration("30s"), description="Longest wait for one answer; 0s waits without end."
+    )
 
 
 class ClientConfig(ConnectionConfig):

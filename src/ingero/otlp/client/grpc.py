@@ -42,7 +42,7 @@ class GrpcSenderSettings:
     Attributes:
         target: ``host:port``.
         is_secure: TLS.
-        timeout_ns: Longest wait for one answer.
+        timeout_ns: Longest wait for one answer; 0 is without end.
         is_gzip: Compress messages.
         headers: Asked for each call; raises BadDataError when they cannot be made. One that cannot be sent is such.
         ca_file: Authorities to trust; None is the system's.
@@ -97,7 +97,7 @@ class GrpcSender:
         try:
             body, call = self._calls[export.signal].with_call(
                 encode_protobuf(export),
-                timeout=settings.timeout_ns / NS_PER_S,
+                timeout=settings.timeout_ns / NS_PER_S or None,
                 metadata=metadata,
                 compression=grpc.Compression.Gzip if settings.is_gzip else None,
             )

@@ -45,7 +45,7 @@ class HttpSenderSettings:
         content_type: Its type.
         encoding: ``gzip``, ``zstd``, or anything else for none.
         gzip_level: 1 costs a GPU node least; 5 makes bodies a tenth smaller.
-        timeout_ns: Longest wait for one answer.
+        timeout_ns: Longest wait for one answer; 0 is without end.
         headers: Asked for each request; raises BadDataError when they cannot be made. One that cannot be sent is such.
         tls: For https; None trusts the system's authorities.
         user_agent: Who sends.
@@ -76,7 +76,7 @@ class HttpSender:
         self._settings = settings
         user_agent = {"User-Agent": settings.user_agent} if settings.user_agent else {}
         self.client = httpx.Client(
-            timeout=settings.timeout_ns / NS_PER_S,
+            timeout=settings.timeout_ns / NS_PER_S or None,
             verify=WebAuthorities(is_env_trusted=settings.is_env_trusted)
             if settings.tls is None
             else settings.tls,
