@@ -1,5 +1,7 @@
 """Pushes that wait for the next scrape: one replaces another only when it shows the same series."""
 
+import math
+
 import pytest
 from tests.fleet.exporters.scraped import NODE, WALL, Scraped, gauge_export, sample, series
 
@@ -88,6 +90,56 @@ def test_a_later_push_that_lacks_a_metric_does_not_hide_the_earlier_one(encode):
 def test_deltas_of_pushes_that_wait_together_add_up(encode):
     text = push_twice(health_push(delta_sum(2.0)), health_push(delta_sum(3.0)), encode)
     assert [line.split()[-1] for line in text.splitlines() if line.startswith("d{")] == ["5.0"]
+
+
+def push_deltas(encode, *points):
+    """The page after deltas of one sum."""
+    scraped = Scraped()
+
+    def push():
+        for point in points:
+            data = structs.Sum([point], aggregation_temporality=1, is_monotonic=True)
+            scraped.push(encode(health_push(structs.Metric(name="d", sum=data))))
+
+    text = scraped.scrape(push)
+    shown = [line.split()[-1] for line in text.splitlines() if line.startswith("d_total{")]
+    name = "ingero_fleet_prometheus_unsupported_points_total"
+    return shown, scraped.host.read(name, exporter="prometheus")
+
+
+ENDED = structs.NumberDataPoint(time_unix_nano=WALL, flags=1)
+
+
+@ENCODINGS
+def test_a_sum_of_deltas_that_ended_begins_again_at_its_next_point(encode):
+    five, seven = build_number(5, WALL), build_number(7, WALL)
+    assert push_deltas(encode, five, ENDED) == ([], 0)
+    assert push_deltas(encode, five, ENDED, seven, seven) == (["14.0"], 0)
+
+
+@ENCODINGS
+@pytest.mark.parametrize("given", [{}, {"as_double": math.nan}, {"as_double": math.inf}])
+def test_a_delta_that_is_no_number_is_counted_and_leaves_the_sum(encode, given):
+    bad = structs.NumberDataPoint(time_unix_nano=WALL, **given)
+    five = build_number(5, WALL)
+    assert push_deltas(encode, five, bad, five) == (["10.0"], 1)
+
+
+@ENCODINGS
+def test_a_histogram_of_deltas_that_ended_begins_again_at_its_next_point(encode):
+    def build(flags, **given):
+        point = structs.HistogramDataPoint(
+            time_unix_nano=WALL, explicit_bounds=[1.0], flags=flags, **given
+        )
+        data = structs.Histogram([point], aggregation_temporality=1)
+        return encode(health_push(structs.Metric(name="h", histogram=data)))
+
+    some = build(0, count=3, sum=2.5, bucket_counts=[2, 1])
+    ended = build(1, count=0, bucket_counts=[0, 0])
+    scraped = Scraped()
+    text = scraped.scrape(lambda: [scraped.push(one) for one in (some, ended, some, some)])
+    shown = [line.split()[-1] for line in text.splitlines() if line.startswith("h_")]
+    assert shown == ["4.0", "6.0", "5.0", "6.0"]
 
 
 def _health(score, as_json=False, **resource):

@@ -55,7 +55,8 @@ CONFLICTS: Final = counter(
 UNSUPPORTED: Final = counter(
     "ingero_fleet_prometheus_unsupported_points_total",
     "Points that cannot be shown: histograms whose buckets do not fit their bounds or their count or that have more"
-    " than 4096, exponential ones of a scale below -4, names without a letter or too long.",
+    " than 4096, exponential ones of a scale below -4, deltas of a sum without a finite number, names without a letter"
+    " or too long.",
     "exporter",
 )
 OVERSIZED: Final = counter(

@@ -6,6 +6,7 @@ Above the series store and naming; runs when a scrape or the drain timer asks fo
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache, partial
 from typing import Any, Final
@@ -181,12 +182,18 @@ class SeriesIntake:
             if is_monotonic and raw.exemplars:
                 _keep_exemplars(family, row, raw, keep_latest)
             value = reader.number(raw)
-            family.values[row] = family.values[row] + value if is_delta else value
+            is_ended = raw.flags & NO_RECORDED_VALUE
+            if is_delta and not is_ended:
+                if not math.isfinite(value):  # the sum would stay so
+                    self.n_unsupported += 1
+                    continue
+                value = _add_up(family, row, value)
+            family.values[row] = value
             time_ns = raw.time_unix_nano
             family.times_ms[row] = (
                 time_ns // NS_PER_MS if time_ns > MIN_PLAUSIBLE_NS else arrival[1]
             )
-            if raw.flags & NO_RECORDED_VALUE:
+            if is_ended:
                 family.seen_ns[row] = LONG_AGO_NS
                 continue
             if family.seen_ns[row] == LONG_AGO_NS:  # it was in another state before, if any
@@ -235,8 +242,8 @@ class SeriesIntake:
                 family.times_ms[row] = (
                     time_ns if time_ns > MIN_PLAUSIBLE_NS else received_wall_ns
                 ) // NS_PER_MS
-                family.seen_ns[row] = now_ns if not point.is_stale else LONG_AGO_NS
                 _store_distribution(family, row, point, distribution)
+                family.seen_ns[row] = now_ns if not point.is_stale else LONG_AGO_NS
 
     def _find_sender(
         self, alias: Alias, resource: Proto, reader: PointReader, now_ns: int
@@ -361,11 +368,19 @@ class SeriesIntake:
         return index
 
 
+def _add_up(family: Family, row: int, delta: float) -> float:
+    """A sum so far with what comes to it; that alone where the series is new or had ended."""
+    is_over = family.seen_ns[row] == LONG_AGO_NS
+    return delta if is_over else family.values[row] + delta
+
+
 def _store_distribution(
     family: Family, row: int, point: Point, distribution: SeriesDistribution
 ) -> None:
+    """Keep a point, added to what there is where it is a delta, unless the series had ended."""
     key = family.keys[row]
-    before = family.distributions.get(key)
+    is_over = family.seen_ns[row] == LONG_AGO_NS
+    before = None if is_over else family.distributions.get(key)
     if point.temporality is Temporality.DELTA and before is not None:
         distribution = before.plus(distribution)
     family.distributions[key] = distribution
