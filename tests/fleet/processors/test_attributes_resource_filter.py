@@ -206,6 +206,10 @@ def names(found, *path):
             },
             ["a.b", "a_b"],
         ),
+        ({"exclude": {"match_type": "strict", "metric_names": ["c"], "resource_attributes": [{"key": "n", "value": 2}]}}, ["a.b", "a_b", "d"]),
+        ({"exclude": {"match_type": "strict", "metric_names": ["x"], "resource_attributes": [{"key": "n", "value": 1}]}}, []),
+        ({"include": {"match_type": "strict", "metric_names": ["c"], "resource_attributes": [{"key": "n", "value": 2}]}}, []),
+        ({"exclude": {"match_type": "strict"}}, ["a.b", "a_b", "c", "d"]),
         ({}, ["a.b", "a_b", "c", "d"]),
     ],
 )  # fmt: skip
@@ -254,6 +258,51 @@ def test_spans_are_chosen_by_name_and_attributes():
         found, host = run(filtering, {"spans": settings}, Signal.TRACES, sent)
         assert names(found, "scopeSpans", "spans") == left
     assert host.read("otelcol_processor_filter_spans_filtered_total", processor="filter") == 1
+
+
+@pytest.mark.parametrize(
+    ("value", "pattern"),
+    [
+        (200, "^2..$"),
+        (-1, "^-1$"),
+        (True, "^true$"),
+        (False, "^false$"),
+        (1.0, "^1$"),
+        (-0.0, "^-0$"),
+        (0.25, r"^0\.25$"),
+        (1e22, "^10000000000000000000000$"),
+        (1e-7, r"^0\.0000001$"),
+        ("200", "^2"),
+    ],
+)
+def test_a_pattern_fits_values_that_are_no_texts_as_the_collector_writes_them(value, pattern):
+    sent = spans({"name": "a", "attributes": kv(k=value)}, {"name": "b", "attributes": kv(k="x")})
+    for side, left in (("include", ["a"]), ("exclude", ["b"])):
+        wanted = {"match_type": "regexp", "attributes": [{"key": "k", "value": pattern}]}
+        found, _ = run(filtering, {"spans": {side: wanted}}, Signal.TRACES, sent)
+        assert names(found, "scopeSpans", "spans") == left
+
+
+@pytest.mark.parametrize(
+    ("pattern", "is_refused"),
+    [
+        ("^debug[[:space:]]", True),
+        ("[^[:^alpha:]x]", True),
+        ("[]a[:digit:]]", True),
+        (r"\[[:a]", False),
+        ("[:a]", False),
+    ],
+)
+def test_posix_classes_are_refused_in_patterns(pattern, is_refused):
+    for module, settings in (
+        (filtering, {"logs": {"exclude": {"match_type": "regexp", "bodies": [pattern]}}}),
+        (attributes, {"actions": [{"action": "delete", "pattern": pattern}]}),
+    ):
+        if is_refused:
+            with pytest.raises(ConfigError, match="POSIX classes"):
+                parse_model(module.FACTORY.config, settings)
+        else:
+            parse_model(module.FACTORY.config, settings)
 
 
 @pytest.mark.parametrize("module", [attributes, filtering])

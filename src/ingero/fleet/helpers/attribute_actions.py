@@ -6,9 +6,11 @@ what is there, an update adds nothing, an extract overwrites).
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from decimal import Decimal
 from typing import Any, ClassVar, Final, Literal, Self, TypeAlias
 
 from pydantic import Field, model_validator
@@ -24,6 +26,13 @@ Attributes: TypeAlias = Any
 Edit: TypeAlias = Callable[[Attributes], None]
 
 Scalar: TypeAlias = str | bool | int | float
+
+PATTERNS: Final = (
+    " Patterns are those of Python's `re`, not RE2: POSIX classes such as `[[:space:]]` are refused, and `\\d`, `\\w`"
+    " and `\\s` take those of every script."
+)
+"""What a description of a setting that takes a pattern adds."""
+_POSIX_CLASS: Final = re.compile(r"\[\^?\]?[^\]]*(\[:\^?[a-z]+:\])")
 
 ENTRIES: Final = {
     Signal.METRICS: ("resource_metrics", "scope_metrics", "metrics"),
@@ -54,7 +63,7 @@ class ActionConfig(StrictModel):
     pattern: str | None = Field(
         None,
         min_length=1,
-        description="Regular expression: keys to delete; named groups to extract.",
+        description=f"Regular expression: keys to delete; named groups to extract.{PATTERNS}",
     )
     converted_type: Literal["int", "double", "string"] | None = Field(
         None, description="What convert makes of the value; one that is none stays as it is."
@@ -81,10 +90,8 @@ class ActionConfig(StrictModel):
 
     def _refuse_rest(self, *, is_setting: bool) -> None:
         """Refuse keys that the action does not read, and a pattern that is none."""
-        try:
-            self._groups()
-        except re.error as error:
-            raise ValueError(f"pattern is no regular expression: {error}") from error
+        if self.pattern is not None:
+            check_pattern(self.pattern)
         numbers = [one for one in _as_tuple(self.value) if isinstance(one, int)]
         if any(not -(2**63) <= one < 2**63 for one in numbers):
             raise ValueError("value is no 64-bit number")
@@ -97,6 +104,39 @@ class ActionConfig(StrictModel):
         for name, is_unread in unread.items():
             if is_unread and getattr(self, name) is not None:
                 raise ValueError(f"{self.action} does not read {name}")
+
+
+def check_pattern(text: str) -> None:
+    """Refuse what is no pattern, or would be one that never fits what its writer meant.
+
+    Raises:
+        ValueError: It is none, or has a POSIX class, which `re` takes for some letters and a bracket.
+    """
+    try:
+        posix = _POSIX_CLASS.search(re.sub(r"\\.", "", text, flags=re.DOTALL))
+        if posix is not None:
+            raise ValueError(
+                f"{text!r}: POSIX classes such as {posix[1]} are not read; write \\s, \\d or the characters"
+            )
+        re.compile(text)
+    except re.error as error:
+        raise ValueError(f"{text!r} is no regular expression: {error}") from error
+
+
+def write_scalar(value: Scalar) -> str:
+    """A value as text, the way the Collector compares it: doubles without an exponent, and 1 for 1.0.
+
+    Source: opentelemetry-collector-contrib ``internal/filter/filtermatcher`` and Go's strconv.FormatFloat ('f', -1).
+    """
+    if isinstance(value, bool):
+        return str(value).lower()
+    if not isinstance(value, float):
+        return str(value)
+    if math.isnan(value):
+        return "NaN"
+    if math.isinf(value):
+        return "+Inf" if value > 0 else "-Inf"
+    return f"{Decimal(repr(value)):f}".removesuffix(".0")
 
 
 def _as_tuple(value: object) -> tuple[object, ...]:

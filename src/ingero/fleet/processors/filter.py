@@ -20,7 +20,13 @@ from ingero.config import StrictModel
 from ingero.fleet.component import ComponentId, Host, Stability
 from ingero.fleet.consumer import Batch, Consumer
 from ingero.fleet.factory import ALL_SIGNALS, ProcessorFactory
-from ingero.fleet.helpers.attribute_actions import ENTRIES, copy_message
+from ingero.fleet.helpers.attribute_actions import (
+    ENTRIES,
+    PATTERNS,
+    check_pattern,
+    copy_message,
+    write_scalar,
+)
 from ingero.otlp.codec import Export
 from ingero.otlp.codec.values import message_attributes, message_value
 from ingero.otlp.names import Signal
@@ -49,7 +55,9 @@ class AttributeConfig(StrictModel):
 
     key: str = Field(min_length=1, description="Its name.")
     value: str | bool | int | float | None = Field(
-        None, description="Its value: a pattern where match_type is regexp; empty for any."
+        None,
+        description="Its value: where match_type is regexp a text is a pattern, for numbers and true or false too;"
+        " empty for any.",
     )
 
 
@@ -62,7 +70,7 @@ class MatchConfig(StrictModel):
     }
 
     match_type: Literal["strict", "regexp"] = Field(
-        description="Whether texts are equal, or patterns of which a part must fit."
+        description=f"Whether values are equal, or texts are patterns of which a part must fit.{PATTERNS}"
     )
     resource_attributes: tuple[AttributeConfig, ...] = Field(
         (), description="All of them must be on the resource."
@@ -94,16 +102,16 @@ class MatchConfig(StrictModel):
         if self.match_type == "strict" or not isinstance(wanted, str):
             return lambda value: type(value) is type(wanted) and value == wanted
         pattern = re.compile(wanted)
-        return lambda value: isinstance(value, str) and pattern.search(value) is not None
+        return lambda value: (
+            isinstance(value, str | bool | int | float)
+            and pattern.search(write_scalar(value)) is not None
+        )
 
     @model_validator(mode="after")
     def _check_patterns(self) -> Self:
         if self.match_type == "regexp":
             for text in _iter_texts(self.model_dump(exclude={"match_type"})):
-                try:
-                    re.compile(text)
-                except re.error as error:
-                    raise ValueError(f"{text!r} is no regular expression: {error}") from error
+                check_pattern(text)
         return self
 
     def build(self) -> Fits:
@@ -127,6 +135,22 @@ class MetricMatchConfig(MatchConfig):
         """Whether a metric has one of the names."""
         name = self.build_text(self.metric_names)
         return lambda metric: name(metric.name)
+
+
+class MetricExcludeConfig(MetricMatchConfig):
+    """Metrics that are left out: those of a name, and those of a resource.
+
+    Source: opentelemetry-collector-contrib ``processor/filterprocessor/metrics.go`` (newSkipResExpr).
+    """
+
+    @override
+    def build(self) -> Fits:
+        """Either is enough; what is not given leaves nothing out."""
+        name, resource = self.build_own(), self.build_attributes(self.resource_attributes)
+        has_names, has_attributes = bool(self.metric_names), bool(self.resource_attributes)
+        return lambda metric, attributes: (
+            (has_names and name(metric)) or (has_attributes and resource(attributes))
+        )
 
 
 class LogMatchConfig(MatchConfig):
@@ -177,7 +201,10 @@ class FilterMetricsConfig(StrictModel):
 
     absent_keys: ClassVar[Mapping[str, str]] = {"metric": _OTTL, "datapoint": _OTTL}
     include: MetricMatchConfig | None = Field(None, description="Only these pass.")
-    exclude: MetricMatchConfig | None = Field(None, description="These do not pass.")
+    exclude: MetricExcludeConfig | None = Field(
+        None,
+        description="These do not pass: where names and attributes are given either is enough.",
+    )
 
 
 class FilterLogsConfig(StrictModel):
