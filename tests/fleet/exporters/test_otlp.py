@@ -1,6 +1,7 @@
 """``otlp`` against a real gRPC server, and against our own receiver."""
 
 import asyncio
+import threading
 from concurrent import futures
 
 import grpc
@@ -17,6 +18,7 @@ from ingero.fleet.receivers import otlp as receiver
 from ingero.otlp.codec import build_gauge, build_metrics, build_number, iter_points
 from ingero.otlp.names import Signal
 from ingero.testing.host import KeptBatches, ManualHost
+from ingero.units import NS_PER_S
 
 
 class Service(metrics_service_pb2_grpc.MetricsServiceServicer):
@@ -147,6 +149,108 @@ def test_tls_is_the_default_and_checks_the_server(tmp_path):
     assert isinstance(raised, RetryableError)
 
 
+class AskingService(Service):
+    """Keeps the name in each client's certificate; waits in `Export` while ``is_open`` is not set."""
+
+    def __init__(self):
+        super().__init__()
+        self.names, self.is_open, self.has_call = [], threading.Event(), threading.Event()
+        self.is_open.set()
+
+    def Export(self, request, context):  # noqa: N802 -- gRPC's name
+        self.names.append(context.auth_context()["x509_common_name"][0].decode())
+        self.has_call.set()
+        self.is_open.wait()
+        return super().Export(request, context)
+
+
+class Certificates:
+    """Files of a client, and a server that asks for them."""
+
+    def __init__(self, folder):
+        self.authority = trustme.CA()
+        self.ca, self.cert, self.key = (
+            str(folder / name) for name in ("ca.pem", "tls.crt", "tls.key")
+        )
+        self.authority.cert_pem.write_to_path(self.ca)
+        self.write("old")
+        issued = self.authority.issue_cert("127.0.0.1")
+        pair = (issued.private_key_pem.bytes(), issued.cert_chain_pems[0].bytes())
+        self.credentials = grpc.ssl_server_credentials(
+            [pair], self.authority.cert_pem.bytes(), require_client_auth=True
+        )
+
+    def write(self, name, *, is_whole=True):
+        issued = self.authority.issue_cert("127.0.0.1", common_name=name)
+        issued.cert_chain_pems[0].write_to_path(self.cert)
+        if is_whole:
+            issued.private_key_pem.write_to_path(self.key)
+
+    def run(self, service, scenario):
+        """Start a server and an exporter that looks for changed files each second."""
+        host = ManualHost()
+        server = grpc.server(futures.ThreadPoolExecutor(2))
+        metrics_service_pb2_grpc.add_MetricsServiceServicer_to_server(service, server)
+        port = server.add_secure_port("127.0.0.1:0", self.credentials)
+        server.start()
+        tls = {"ca_file": self.ca, "cert_file": self.cert, "key_file": self.key}
+        config = {
+            "endpoint": f"127.0.0.1:{port}",
+            "tls": tls | {"reload_interval": "1s"},
+            "sending_queue": {"enabled": False},
+        }
+
+        async def run():
+            exporter = OtlpExporter(ComponentId("otlp"), parse_model(OtlpConfig, config))
+            await exporter.start(host)
+            try:
+                await asyncio.to_thread(scenario, exporter, host)
+            finally:
+                await exporter.stop()
+
+        try:
+            asyncio.run(run())
+        finally:
+            server.stop(None).wait()
+
+
+def test_a_renewed_client_certificate_is_shown_and_a_bad_pair_leaves_the_old_one(tmp_path, caplog):
+    files, service = Certificates(tmp_path), AskingService()
+
+    def scenario(exporter, host):
+        exporter.consume(_batch())
+        files.write("half", is_whole=False)
+        host.advance(NS_PER_S)
+        exporter.consume(_batch())
+        files.write("new")
+        host.advance(NS_PER_S)
+        exporter.consume(_batch())
+
+    files.run(service, scenario)
+    assert service.names == ["old", "old", "new"]
+    assert [one.getMessage().partition(":")[0] for one in caplog.records] == [
+        "certificate not renewed, the old one stays"
+    ]
+
+
+def test_a_call_that_is_under_way_outlives_a_renewal(tmp_path):
+    files, service = Certificates(tmp_path), AskingService()
+    service.is_open.clear()
+
+    def scenario(exporter, host):
+        with futures.ThreadPoolExecutor(1) as pool:
+            under_way = pool.submit(exporter.consume, _batch())
+            service.has_call.wait()
+            files.write("new")
+            host.advance(NS_PER_S)
+            service.is_open.set()
+            under_way.result()
+        exporter.consume(_batch())
+
+    files.run(service, scenario)
+    assert service.names == ["old", "new"]
+
+
 def test_our_own_receiver_takes_what_it_sends():
     kept, host = KeptBatches(), ManualHost()
 
@@ -175,6 +279,9 @@ def test_our_own_receiver_takes_what_it_sends():
     [
         {},
         {"endpoint": "a:1", "tls": {"insecure_skip_verify": True}},
+        {"endpoint": "a:1", "tls": {"min_version": "1.3"}},
+        {"endpoint": "a:1", "tls": {"max_version": "1.2"}},
+        {"endpoint": "a:1", "tls": {"ca_file": "ca.pem", "include_system_ca_certs_pool": True}},
         {"endpoint": "a:1", "compression": "zstd"},
     ],
 )

@@ -1,8 +1,10 @@
-"""`GrpcSender`: OTLP over gRPC, on one channel."""
+"""`GrpcSender`: OTLP over gRPC, on one channel at a time."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -62,6 +64,30 @@ class GrpcSenderSettings:
     options: tuple[tuple[str, Any], ...] = ()
 
 
+class _Line:
+    """A channel, and how many calls are under way on it. Raises IngeroError when a certificate file cannot be read."""
+
+    def __init__(self, settings: GrpcSenderSettings) -> None:
+        options = [
+            ("grpc.enable_retries", 0),  # retries are the caller's
+            ("grpc.max_receive_message_length", MAX_ANSWER_BYTES),
+            *settings.options,
+        ]
+        if settings.is_secure:
+            files = (settings.ca_file, settings.key_file, settings.cert_file)
+            credentials = grpc.ssl_channel_credentials(*map(_read, files))
+            self.channel = grpc.secure_channel(settings.target, credentials, options)
+        else:
+            self.channel = grpc.insecure_channel(settings.target, options)
+        self.calls: dict[Signal, Any] = {
+            signal: self.channel.unary_unary(
+                f"/{service}/Export", request_serializer=None, response_deserializer=None
+            )
+            for signal, service in GRPC_SERVICES.items()
+        }
+        self.n_under_way = 0
+
+
 class GrpcSender:
     """Calls ``Export``; any thread.
 
@@ -71,36 +97,23 @@ class GrpcSender:
 
     def __init__(self, settings: GrpcSenderSettings) -> None:
         self._settings = settings
-        options = [
-            ("grpc.enable_retries", 0),  # retries are the caller's
-            ("grpc.max_receive_message_length", MAX_ANSWER_BYTES),
-            *settings.options,
-        ]
-        if settings.is_secure:
-            files = (settings.ca_file, settings.key_file, settings.cert_file)
-            credentials = grpc.ssl_channel_credentials(*map(_read, files))
-            self._channel = grpc.secure_channel(settings.target, credentials, options)
-        else:
-            self._channel = grpc.insecure_channel(settings.target, options)
-        self._calls: dict[Signal, Any] = {
-            signal: self._channel.unary_unary(
-                f"/{service}/Export", request_serializer=None, response_deserializer=None
-            )
-            for signal, service in GRPC_SERVICES.items()
-        }
+        self._lock = threading.Lock()
+        self._lines = [_Line(settings)]  # the last takes new calls
 
     def send(self, export: Export, wall_ns: int) -> SendReply:
         """Call once; see `OtlpSender.send`."""
         settings = self._settings
         headers = clean_headers(settings.headers())
         metadata = [(name.lower(), value) for name, value in headers.items()]
+        content = encode_protobuf(export)
         try:
-            body, call = self._calls[export.signal].with_call(
-                encode_protobuf(export),
-                timeout=settings.timeout_ns / NS_PER_S or None,
-                metadata=metadata,
-                compression=grpc.Compression.Gzip if settings.is_gzip else None,
-            )
+            with self._take_line() as line:
+                body, call = line.calls[export.signal].with_call(
+                    content,
+                    timeout=settings.timeout_ns / NS_PER_S or None,
+                    metadata=metadata,
+                    compression=grpc.Compression.Gzip if settings.is_gzip else None,
+                )
         except grpc.RpcError as error:
             return _read_refusal(error, wall_ns)
         return SendReply(
@@ -111,9 +124,41 @@ class GrpcSender:
             n_rejected=count_rejected(body, export.signal, is_json=False),
         )
 
+    def renew(self) -> None:
+        """Read the certificate files again and connect anew; calls that are under way end where they began.
+
+        Raises:
+            IngeroError: One cannot be read; the old connection stays.
+        """
+        line = _Line(self._settings)
+        with self._lock:
+            self._lines.append(line)
+            self._close_idle()
+
     def close(self) -> None:
-        """Close the channel."""
-        self._channel.close()
+        """Close the connections."""
+        with self._lock:
+            for line in self._lines:
+                line.channel.close()
+
+    @contextmanager
+    def _take_line(self) -> Iterator[_Line]:
+        with self._lock:
+            line = self._lines[-1]
+            line.n_under_way += 1
+        try:
+            yield line
+        finally:
+            with self._lock:
+                line.n_under_way -= 1
+                self._close_idle()
+
+    def _close_idle(self) -> None:
+        """Close what was replaced and has no calls; the lock is held."""
+        for line in self._lines[:-1]:
+            if not line.n_under_way:
+                line.channel.close()
+                self._lines.remove(line)
 
 
 def _read_refusal(error: Any, wall_ns: int) -> SendReply:  # noqa: ANN401 - grpc.RpcError is also a Call
