@@ -125,6 +125,14 @@ def test_client_sends_the_first_token_with_its_scheme_in_its_header():
     assert auth.authenticate("Bearer b") is None
 
 
+def test_without_a_scheme_the_header_is_the_token_alone():
+    auth, _ = _auth({"token": "s3 cret", "scheme": ""})
+    assert auth.client_headers() == {"Authorization": "s3 cret"}
+    assert auth.authenticate("s3 cret") is not None
+    for wrong in ("Bearer s3 cret", "cret", "", "S3 cret"):
+        assert auth.authenticate(wrong) is None
+
+
 def test_changed_token_file_is_read_again_and_a_bad_one_changes_nothing(tmp_path):
     file = tmp_path / "tokens"
     file.write_text("old\n")

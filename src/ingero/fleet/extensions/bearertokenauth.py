@@ -52,7 +52,9 @@ class ClusterTokenConfig(StrictModel):
 class BearerTokenAuthConfig(StrictModel):
     """Which tokens are right."""
 
-    scheme: str = Field("Bearer", pattern="^[ -~]*$", description="Word before the token.")
+    scheme: str = Field(
+        "Bearer", pattern="^[ -~]*$", description="Word before the token; empty is the token alone."
+    )
     token: HeaderSecret | None = Field(None, description="The token.")
     tokens: tuple[HeaderSecret, ...] = Field(
         (), description="Several tokens, for a server; a client sends the first."
@@ -94,6 +96,7 @@ class BearerTokenAuth:
     def __init__(self, component: ComponentId, config: BearerTokenAuthConfig) -> None:
         self._name = str(component)
         self._config = config
+        self._prefix = f"{config.scheme} " if config.scheme else ""
         self._digests: tuple[bytes, ...] = ()
         self._clusters: dict[str, frozenset[str] | None] = {}
         self._first = ""
@@ -119,12 +122,14 @@ class BearerTokenAuth:
         if authorization is None:
             self._missing(1)
             return None
-        scheme, _, token = authorization.partition(" ")
+        prefix = self._prefix
+        is_right_scheme = authorization[: len(prefix)].lower() == prefix.lower()
+        token = authorization[len(prefix) :]
         digest = hashlib.sha256(token.strip().encode("utf-8", "surrogateescape")).digest()
         is_right = False
         for known in self._digests:
             is_right |= hmac.compare_digest(digest, known)
-        if not is_right or scheme.lower() != self._config.scheme.lower():
+        if not is_right or not is_right_scheme:
             self._wrong(1)
             return None
         return _name_subject(digest)
@@ -135,7 +140,7 @@ class BearerTokenAuth:
 
     def client_headers(self) -> Mapping[str, str]:
         """The header with the first token."""
-        return {self._config.header: f"{self._config.scheme} {self._first}"}
+        return {self._config.header: self._prefix + self._first}
 
     def _refresh(self) -> None:
         assert self._config.filename is not None
