@@ -123,6 +123,41 @@ def test_actions_do_what_the_collector_says(actions, before, after, is_message):
     assert read(found["resourceMetrics"][0]["resource"]["attributes"]) == after
 
 
+@pytest.mark.parametrize(
+    ("kind", "before", "after"),
+    [
+        ("string", 1.0, "1"),
+        ("string", 0.25, "0.25"),
+        ("string", 1e-6, "0.000001"),
+        ("string", 2e-7, "2e-7"),
+        ("string", 1e20, "100000000000000000000"),
+        ("string", -1.5e21, "-1.5e+21"),
+        ("string", 7, "7"),
+        ("int", "+12", 12),
+        ("int", "1_000", "1_000"),
+        ("int", " 12", " 12"),
+        ("int", "٣", "٣"),
+        ("int", 2.9, 2),
+        ("double", "1_0.5", "1_0.5"),
+        ("double", "1e400", "1e400"),
+        ("double", ".5E1", 5.0),
+        ("double", "5.", 5.0),
+        ("double", "٣", "٣"),
+    ],
+)
+def test_conversions_are_those_of_the_collector(kind, before, after):
+    actions = [{"action": "convert", "key": "a", "converted_type": kind}]
+    sent = metrics(metric("m", a=before))
+    found, _ = run(attributes, {"actions": actions}, Signal.METRICS, sent)
+    ((value,),) = (
+        one["attributes"][0]["value"].items()
+        for entry in found["resourceMetrics"]
+        for one in entry["scopeMetrics"][0]["metrics"][0]["gauge"]["dataPoints"]
+    )
+    wanted = {str: "stringValue", int: "intValue", float: "doubleValue"}[type(after)]
+    assert value == (wanted, str(after) if wanted == "intValue" else after)
+
+
 def test_records_and_spans_are_changed_too():
     add = {"actions": [{"action": "insert", "key": "l", "value": ["a", 1]}]}
     for signal, body in (

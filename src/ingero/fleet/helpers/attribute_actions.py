@@ -33,6 +33,11 @@ PATTERNS: Final = (
 )
 """What a description of a setting that takes a pattern adds."""
 _POSIX_CLASS: Final = re.compile(r"\[\^?\]?[^\]]*(\[:\^?[a-z]+:\])")
+_INT: Final = re.compile(r"[+-]?[0-9]+")
+_DOUBLE: Final = re.compile(
+    r"[+-]?(?P<digits>[0-9]+\.?[0-9]*|\.[0-9]+)(?:e[+-]?[0-9]+)?|[+-]?inf(?:inity)?|nan",
+    re.IGNORECASE | re.ASCII,
+)
 
 ENTRIES: Final = {
     Signal.METRICS: ("resource_metrics", "scope_metrics", "metrics"),
@@ -287,13 +292,34 @@ def _convert(action: ActionConfig) -> Edit:
     return edit
 
 
+def _read_int(value: Scalar) -> int:
+    """Source: Go's strconv.ParseInt with base 10: no blanks, no ``_``, and no digits but ASCII's."""
+    if isinstance(value, str) and not _INT.fullmatch(value):
+        raise ValueError
+    return int(value)
+
+
+def _read_double(value: Scalar) -> float:
+    """Source: Go's strconv.ParseFloat, which refuses what is too large; its hexadecimal form is not read."""
+    if isinstance(value, str):
+        match = _DOUBLE.fullmatch(value)
+        if not match or (match["digits"] and math.isinf(float(value))):
+            raise ValueError
+    return float(value)
+
+
 def _write(value: Scalar) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
+    """Source: opentelemetry-collector ``pdata/pcommon`` (Value.AsString): as ECMAScript writes numbers."""
+    if isinstance(value, float) and value and math.isfinite(value):
+        size = abs(value)
+        if size < 1e-6 or size >= 1e21:
+            return repr(value).replace("e-0", "e-")
+    return write_scalar(value)
 
 
 _CONVERSIONS: Final[Mapping[str, Callable[[Any], Scalar]]] = {
-    "int": int,
-    "double": float,
+    "int": _read_int,
+    "double": _read_double,
     "string": _write,
 }
 _EDITS: Final[Mapping[str, Callable[[ActionConfig], Edit]]] = {
