@@ -353,12 +353,15 @@ def test_labels_and_names_that_are_too_long_or_too_many_are_refused_and_counted(
         ([2.0, 1.0], [1, 2, 3], False),
         ([1.0, float("nan")], [1, 2, 3], False),
         ([1.0, 2.0], [1, 2, 3], True),
+        ([1.0, 2.0], [1, 2, 4], False),
         ([], [], True),
         ([float(bound) for bound in range(4096)], [6] + [0] * 4096, True),
         ([float(bound) for bound in range(4097)], [6] + [0] * 4097, False),
     ],
 )
-def test_histogram_whose_buckets_do_not_fit_its_bounds_is_refused(bounds, counts, is_shown):
+def test_histogram_whose_buckets_do_not_fit_its_bounds_or_its_count_is_refused(
+    bounds, counts, is_shown
+):
     point = structs.HistogramDataPoint(
         count=6, sum=3.0, bucket_counts=counts, explicit_bounds=bounds, time_unix_nano=WALL
     )

@@ -430,9 +430,14 @@ _KINDS: Final = {
 
 @lru_cache(maxsize=4096)
 def _is_whole(found: Buckets) -> bool:
-    """Whether a histogram has one bucket more than bounds, as OTLP asks, and its bounds ascend; it may have neither."""
+    """Whether a histogram has one bucket more than bounds, as OTLP asks, and its bounds ascend; it may have neither.
+
+    Buckets that hold more than its count would fall to the infinite one, which shows that count.
+    """
     if not found.bounds and not found.bucket_counts:
         return True
+    if sum(found.bucket_counts) > found.count:
+        return False
     return len(found.bucket_counts) == len(found.bounds) + 1 and all(
         low < high for low, high in itertools.pairwise(found.bounds)
     )
