@@ -176,6 +176,14 @@ def test_a_rank_that_later_finished_the_operation_is_not_listed(tell, move, ask)
     assert ask() == []
 
 
+def test_a_rank_that_finished_the_operation_before_the_window_is_not_listed_either(tell, move, ask):
+    tell(began=[ROOT], ago_s=18_000)
+    move(9, ago_s=18_100)
+    assert [row["rank"] for row in ask(time_window="1h")] == [2]
+    move(10, ago_s=17_600)
+    assert [ask(time_window=window) for window in ("1h", "6h", "1d")] == [[], [], []]
+
+
 def test_the_latest_data_is_also_fleets_record(tell, move, ask):
     move(9)
     tell(began=[ROOT], ago_s=100)

@@ -2,7 +2,8 @@
 
 A hang that Fleet reported lasts until Fleet reports its end. An end is lost with a Fleet that stops meanwhile, so a
 rank that later finished the operation is not listed either, and a beginning counts for a day, or for the window where
-that is longer. Where Fleet never reported a hang, silence is all there is: members of a communicator behind the others.
+that is longer; what the rank finished is looked up as far back. Where Fleet never reported a hang, silence is all there
+is: members of a communicator behind the others.
 """
 
 from __future__ import annotations
@@ -105,7 +106,8 @@ WITH reported AS (
            arg_max(standing_s, ts) AS standing_s, max(ts) AS reported_at
     FROM hangs WHERE {where} GROUP BY cluster_id, comm, missing_seq, rank, job
 ), moved AS (
-    SELECT cluster_id, comm, rank, max(seq) AS seq FROM collectives WHERE {where} GROUP BY cluster_id, comm, rank
+    SELECT cluster_id, comm, rank, max(seq) AS seq FROM collectives
+    WHERE {where} AND comm IN (SELECT comm FROM reported WHERE state = 'began') GROUP BY cluster_id, comm, rank
 ), named AS (
     SELECT t.*, epoch(?::TIMESTAMP) - epoch(t.reported_at) + t.standing_s AS silent_s
     FROM reported t LEFT JOIN moved m ON m.cluster_id = t.cluster_id AND m.comm = t.comm AND m.rank = t.rank
@@ -145,9 +147,10 @@ def _hangs(context: QueryContext, args: HangsArgs) -> ListAnswer[Hang]:
     span = context.span(args, "collectives", "hangs")
     clusters = span.params[2:]
     ever = datetime.min  # noqa: DTZ901 - naive UTC, as the store has it
+    reach = span.reaching_back(_MAX_AGE).params
     params = (
-        *(span.reaching_back(_MAX_AGE).params),
-        *(span.params),
+        *reach,
+        *reach,
         span.end,
         *(span.params),
         *(ever, span.end, *clusters),
