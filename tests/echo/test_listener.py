@@ -104,6 +104,32 @@ def test_a_hostile_body_is_a_400_that_is_seen(echo, at):
     assert "Traceback" not in echo.log.read_text()
 
 
+NO_MESSAGES = [
+    ('{"id": 2, "method": "ping"}', 2, -32600),
+    ('[{"jsonrpc": "2.0", "id": 1, "method": "ping"}]', None, -32600),
+    ('{"jsonrpc": "2.0", "id": 7, "method": "tools/call", "params": [1]}', 7, -32600),
+    ('{"jsonrpc": "2.0", "id": "ä", "method": "ping", "params": "\\ud800"}', "ä", -32700),
+    ("hello", None, -32700),
+    ("", None, -32700),
+]
+
+
+@pytest.mark.parametrize("version", ["2025-06-18", "2026-07-28"])
+@pytest.mark.parametrize(("body", "request_id", "code"), NO_MESSAGES)
+def test_what_is_no_message_of_mcp_is_answered_under_its_id_and_in_plain_words(
+    echo, body, request_id, code, version
+):
+    headers = {"accept": "application/json, text/event-stream", "mcp-protocol-version": version}
+    answer = echo.post("/mcp", body.encode(), ONE, **headers)
+    assert answer.status_code == 400
+    said = answer.json()
+    assert (said["id"], said["error"]["code"], set(said["error"])) == (
+        *(request_id, code),
+        {"code", "message"},
+    )
+    assert "pydantic" not in answer.text
+
+
 def test_the_audit_line_has_each_value_under_a_key_of_its_own(echo):
     assert echo.get("/api/v2/whoami", ONE, **{"x-request-id": "plain"}).status_code == 200
     while not (found := [one for one in echo.audit() if one["request_id"] == "plain"]):

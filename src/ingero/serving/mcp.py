@@ -9,7 +9,6 @@ Source: Model Context Protocol 2026-07-28 and the initialize-handshake versions 
 from __future__ import annotations
 
 import fcntl
-import json
 import logging
 import os
 from collections import deque
@@ -35,11 +34,10 @@ from mcp.server.lowlevel.server import Server
 from mcp.server.stdio import stdio_server
 from mcp.shared.exceptions import MCPError
 from mcp.shared.message import SessionMessage
-from pydantic import ValidationError
 
 from ingero.errors import IngeroError
+from ingero.serving.mcp_refusals import build_refusal, check_id
 from ingero.serving.query import Prompt, Query
-from ingero.serving.request_ids import REFUSAL, has_unusable_id
 
 Call = Callable[[str, Mapping[str, Any]], Awaitable[bytes]]
 """Answers a question of that name with encoded JSON. Raises an `IngeroError` whose message may be shown.
@@ -120,7 +118,7 @@ def build_mcp_server(
 async def serve_stdio(server: Server[Any]) -> None:
     """Serve on standard input and output until the input ends.
 
-    A line that is no message is answered, too: the SDK drops it, and its sender would wait for ever.
+    A line that is no message is answered, too, unless it is empty: the SDK drops it, and its sender would wait.
     """
     with _take_input() as fd:
         read: deque[str] = deque()
@@ -184,47 +182,13 @@ async def _pass_on(
 ) -> None:
     async with into:
         async for line, text in lines:
-            if not isinstance(line, Exception) and not (
-                isinstance(line.message, types.JSONRPCNotification) and has_unusable_id(text)
-            ):
-                await into.send(line)
-            elif (refused := _refuse(line)) is not None:
+            if isinstance(line, Exception):
+                if text.strip():
+                    await answer(SessionMessage(build_refusal(line)))
+            elif (refused := check_id(line.message, text)) is not None:
                 await answer(SessionMessage(refused))
-
-
-def _refuse(error: Exception | SessionMessage) -> types.JSONRPCError | None:
-    """The answer to a line that is no message, under its id where that can be read; none to an empty line."""
-    if isinstance(error, SessionMessage):
-        refused = types.ErrorData(code=types.INVALID_REQUEST, message=REFUSAL)
-        return types.JSONRPCError(jsonrpc="2.0", id=None, error=refused)
-    found = error.errors(include_url=False) if isinstance(error, ValidationError) else []
-    refused = types.ErrorData(code=types.INVALID_REQUEST, message="this is no JSON-RPC message")
-    messages: list[object] = [one["input"] for one in found if one["type"] == "missing"]
-    if found and found[0]["type"] == "json_invalid":
-        line = str(found[0]["input"])
-        if not line.strip():
-            return None
-        refused = types.ErrorData(code=types.PARSE_ERROR, message=found[0]["msg"])
-        messages = [_read_loosely(line)]
-    ids = (_find_id(message) for message in messages)
-    request_id = next((one for one in ids if one is not None), None)
-    return types.JSONRPCError(jsonrpc="2.0", id=request_id, error=refused)
-
-
-def _read_loosely(line: str) -> object:
-    """What a line says for a reader that takes text with half of a surrogate pair, which the SDK's does not."""
-    try:
-        return json.loads(line)
-    except (ValueError, RecursionError):
-        return None
-
-
-def _find_id(message: object) -> int | str | None:
-    """The id of a request that is no valid one; None where it has none that can be sent back."""
-    found = message.get("id") if isinstance(message, dict) else None
-    if isinstance(found, str):
-        return found if found.encode(errors="replace").decode() == found else None
-    return found if isinstance(found, int) and not isinstance(found, bool) else None
+            else:
+                await into.send(line)
 
 
 def _build_tool(query: Query[Any, Any, Any]) -> types.Tool:

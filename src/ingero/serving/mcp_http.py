@@ -12,10 +12,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from importlib.util import find_spec
 from typing import Any, Final, Protocol
 
-import msgspec
-
 from ingero.errors import UnsupportedError
-from ingero.serving.request_ids import REFUSAL, has_unusable_id
 from ingero.serving.threads import run_on_thread
 
 Scope = MutableMapping[str, Any]
@@ -23,8 +20,6 @@ Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 _SDK: Final = "mcp"
-_INVALID_REQUEST: Final = -32600
-"""Of JSON-RPC 2.0 §5.1."""
 
 
 class McpManager(Protocol):
@@ -83,11 +78,17 @@ class McpOverHttp:
     async def handle_body(self, scope: Scope, body: bytes, receive: Receive, send: Send) -> None:
         """Answer one request whose whole body was read; the SDK would wait for it for ever.
 
+        A body that is no message is answered here: the SDK says of it what is inside the SDK, and not under its id.
+
         Raises:
             Exception: The SDK could not be imported.
         """
-        if has_unusable_id(body):
-            await _refuse(send)
+        self._asked.set()
+        await asyncio.shield(self._manager)
+        from ingero.serving.mcp_refusals import find_refusal  # noqa: PLC0415 - the SDK, imported by now
+
+        if (refused := find_refusal(body)) is not None:
+            await _send_refusal(refused.model_dump_json(by_alias=True, exclude_unset=True), send)
             return
         messages = iter([{"type": "http.request", "body": body, "more_body": False}])
 
@@ -115,9 +116,8 @@ class McpOverHttp:
             self._manager.set_exception(error)
 
 
-async def _refuse(send: Send) -> None:
-    refused = {"code": _INVALID_REQUEST, "message": REFUSAL}
-    body = msgspec.json.encode({"jsonrpc": "2.0", "id": None, "error": refused})
+async def _send_refusal(answer: str, send: Send) -> None:
+    body = answer.encode()
     headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
     await send({"type": "http.response.start", "status": 400, "headers": headers})
     await send({"type": "http.response.body", "body": body})

@@ -250,22 +250,26 @@ def test_a_post_that_a_foreign_page_could_send_is_refused(starved, path, body, s
     assert [answer.status_code for answer in visit(starved, talk)] == [200, *[status] * 3]
 
 
-@pytest.mark.parametrize("given", ["1.5", "1.0", "true", "[1]", '{"a": 1}'])
-def test_a_request_over_mcp_with_an_id_of_another_kind_is_refused(starved, given):
+ODD_ID = "the id of a request is a text or a whole number"
+NO_MESSAGE = "this is no JSON-RPC message"
+ODD_IDS = ("1.5", "1.0", "true", "[1]", '{"a": 1}')
+REFUSED = [
+    *((f'{{"jsonrpc": "2.0", "id": {one}, "method": "ping"}}', None, ODD_ID) for one in ODD_IDS),
+    ('{"id": 2, "method": "ping"}', 2, NO_MESSAGE),
+    ('{"jsonrpc": "2.0", "id": "a", "method": "tools/call", "params": [1]}', "a", NO_MESSAGE),
+]
+
+
+@pytest.mark.parametrize(("body", "request_id", "message"), REFUSED)
+def test_what_is_no_request_of_mcp_is_refused_under_its_id(starved, body, request_id, message):
     async def talk(client):
-        return await client.post(
-            "/mcp",
-            content=f'{{"jsonrpc": "2.0", "id": {given}, "method": "ping"}}',
-            headers=JSON | {"accept": "application/json, text/event-stream"},
-        )
+        accept = {"accept": "application/json, text/event-stream"}
+        return await client.post("/mcp", content=body, headers=JSON | accept)
 
     answer = visit(starved, talk)
     assert answer.status_code == 400
-    assert answer.json() == {
-        "jsonrpc": "2.0",
-        "id": None,
-        "error": {"code": -32600, "message": "the id of a request is a text or a whole number"},
-    }
+    refused = {"code": -32600, "message": message}
+    assert answer.json() == {"jsonrpc": "2.0", "id": request_id, "error": refused}
 
 
 def post_in_parts(path, target, n_parts, pause_s=0.0):
