@@ -1,17 +1,20 @@
 """A real `ingero-echo` and its files: backup and restore, repair, full disks, tokens, and paths that hold no database."""
 
+import asyncio
 import os
 import re
+import shutil
 import signal
 import sqlite3
 import subprocess
 import threading
 import time
-from contextlib import closing, suppress
+from contextlib import AsyncExitStack, closing, suppress
 from pathlib import Path
 
 import duckdb
 import pytest
+from mcp import Client, StdioServerParameters, stdio_client
 from tests.echo.one_token import ADDRESSES, ECHO, TOKEN, Echo, fill, numbered, run
 from tests.echo.service.conftest import collectives, health
 from tests.support import local_http
@@ -207,6 +210,46 @@ def test_repair_cuts_a_damaged_log_and_keeps_a_copy_and_every_earlier_batch(tmp_
     ((n_rows, least),) = again.sql("SELECT count(*), min(value_double) FROM events")
     assert (n_rows, least) == (500, 0.0)
     again.end()
+
+
+async def count_over_stdio(db, n_at_once):
+    """Rows of `events`, asked of processes that are open together: of a tool's question and of SQL's in the sandbox."""
+    counts = []
+    server = StdioServerParameters(command=str(ECHO), args=["mcp", "--db", str(db)])
+    async with AsyncExitStack() as stack:
+        for client in [Client(stdio_client(server)) for _ in range(n_at_once)]:
+            await stack.enter_async_context(client)
+            given = {"sql": "SELECT count(*) FROM events", "time_window": "99d"}
+            found = await client.call_tool("fleet.cluster.run_analysis", given)
+            listed = await client.call_tool("fleet.cluster.usage", {"time_window": "99d"})
+            assert not listed.is_error
+            counts += found.structured_content["rows"]
+    return counts
+
+
+def test_mcp_over_a_file_changes_nothing_also_where_a_killed_server_left_its_log(
+    tmp_path, token_file
+):
+    db, copy, left = tmp_path / "echo.db", tmp_path / "copy" / "copy.db", tmp_path / "left"
+    fill(db, token_file, numbered(0, 10), numbered(10, 10)).end(signal.SIGKILL)
+    left.mkdir()
+    for name in ("echo.db", "echo.db.wal"):
+        shutil.copy(tmp_path / name, left)
+        (left / name).chmod(0o400)
+    copy.parent.mkdir()
+    assert run("backup", "--db", db, "-o", copy).returncode == 0
+    for path in (left / "echo.db", copy):
+        path.parent.chmod(0o500)
+        before = {file.name: file.read_bytes() for file in path.parent.iterdir()}
+        assert asyncio.run(count_over_stdio(path, 2)) == [[20], [20]]
+        assert {file.name: file.read_bytes() for file in path.parent.iterdir()} == before
+        path.parent.chmod(0o700)
+    log = bytearray((left / "echo.db.wal").read_bytes())
+    log[-2000:-1000] = bytes(1000)
+    (left / "echo.db.wal").chmod(0o600)
+    (left / "echo.db.wal").write_bytes(log)
+    refused = run("mcp", "--db", left / "echo.db")
+    assert (refused.returncode, "ingero-echo repair" in refused.stderr) == (4, True)
 
 
 def test_a_path_without_an_echo_database_is_said_to_be_what_it_is_and_none_is_made(tmp_path):

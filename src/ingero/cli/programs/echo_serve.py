@@ -235,7 +235,8 @@ def mcp(
 ) -> None:
     r"""Speak MCP on standard input and output, over a database that nobody serves.
 
-    Beside a running `serve`, point the assistant at its /mcp instead: only one process may open the file.
+    The file is only read, and several may read it at once: a backup will do, also on a disk that cannot be written.
+    Beside a running `serve`, point the assistant at its /mcp instead: it has its file for itself.
 
     \b
     Examples:

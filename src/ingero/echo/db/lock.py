@@ -1,4 +1,4 @@
-"""Who has a database file: one process, for as long as it holds a lock file beside it.
+"""Who has a database file: one process that may write, or several that read, for as long as they hold its lock file.
 
 DuckDB's own lock is a POSIX one, which the kernel drops when *any* descriptor of the file is closed in the process that
 holds it. This one is on a file of its own that nothing else opens, and belongs to its descriptor: it ends when the
@@ -47,12 +47,29 @@ class FileLock:
             fd = os.open(place, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         except OSError as error:
             raise StoreError(f"cannot lock {place}: {error.strerror}") from error
+        self._hold(fd, fcntl.LOCK_EX)
+
+    def share(self) -> None:
+        """Take it together with others who only read. Where no lock file can be read, none is made and nothing is held.
+
+        Raises:
+            LockedError: Another process has the file to write it.
+        """
         try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fd = os.open(lock_path(self._path), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        except OSError:
+            return  # DuckDB's own lock is left
+        self._hold(fd, fcntl.LOCK_SH)
+
+    def _hold(self, fd: int, kind: int) -> None:
+        try:
+            fcntl.flock(fd, kind | fcntl.LOCK_NB)
         except OSError as error:
             os.close(fd)
             if not isinstance(error, BlockingIOError):
-                raise StoreError(f"cannot lock {place}: {error.strerror}") from error
+                raise StoreError(
+                    f"cannot lock {lock_path(self._path)}: {error.strerror}"
+                ) from error
             raise LockedError(
                 f"{self._path} is in use by another process",
                 hint="Stop the ingero-echo that serves it; `ingero-echo backup` works beside it.",

@@ -8,33 +8,25 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
-from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import Final
 
-import duckdb
 import numpy as np
 from typing_extensions import override
 
-from ingero.echo.db.backend import DatabaseBackend, Kept
 from ingero.echo.db.backup_names import list_backups, stamp_of
 from ingero.echo.db.deduplication import Keys
-from ingero.echo.db.engine import DatabaseSettings, fetch_row, open_engine
-from ingero.echo.db.errors import translate_errors
-from ingero.echo.db.reader import Reader, ReaderPool
+from ingero.echo.db.engine import DatabaseSettings
+from ingero.echo.db.read_only import ReadOnlyBackend
 from ingero.echo.db.retention import Retention
-from ingero.echo.db.retention_clock import ClockMark, RetentionTime
-from ingero.echo.db.rows import Incoming, NodeKey, NodeRow
-from ingero.echo.schema.migrations import MIGRATIONS
+from ingero.echo.db.retention_clock import RetentionTime
 from ingero.errors import IngeroError, StoreError
 
 _LOG: Final = logging.getLogger("ingero.echo")
-NOT_WRITTEN: Final = "this Echo answers from backups and takes no rows"
 
 
-class ReplicaBackend(DatabaseBackend):
+class ReplicaBackend(ReadOnlyBackend):
     """The newest backup of a folder, read only.
 
     Args:
@@ -45,49 +37,29 @@ class ReplicaBackend(DatabaseBackend):
         made_wall_s: When the backup was made that is answered from; 0 while there is none.
     """
 
-    is_read_only = True
-
     def __init__(self, folder: Path, settings: DatabaseSettings) -> None:
-        self.readers = ReaderPool()
+        super().__init__(folder, settings)
         self.made_wall_s = 0.0
-        self._folder = folder
-        self._settings = replace(settings, is_read_only=True)
-        self._connection: duckdb.DuckDBPyConnection | None = None
         self._shown: Path | None = None
         self._bad: Path | None = None
-
-    @property
-    @override
-    def is_open(self) -> bool:
-        return self._connection is not None
 
     @override
     def open(self, now: datetime, since: datetime, max_keys: int) -> Keys:
         del now, since, max_keys
-        found = list_backups(self._folder)
+        found = list_backups(self._path)
         if not found:
             raise StoreError(
-                f"{self._folder} has no backup yet",
+                f"{self._path} has no backup yet",
                 hint="It is the backup_dir of the Echo that writes; its first backup is made at its start.",
             )
         self._show_first(found[::-1])
         return np.zeros(0, dtype=np.uint64)
 
     @override
-    def commit(
-        self,
-        group: Sequence[Incoming],
-        nodes: dict[NodeKey, NodeRow],
-        now: datetime,
-        kept: Kept,
-    ) -> None:
-        raise StoreError(NOT_WRITTEN)
-
-    @override
     def trim(self, now: RetentionTime, since: datetime, retention: Retention) -> tuple[int, int]:
         """Nothing is deleted; a newer backup is answered from, where there is one. A bad one is said once."""
         del now, since, retention
-        newest = next(reversed(list_backups(self._folder)), None)
+        newest = next(reversed(list_backups(self._path)), None)
         if newest is not None and newest not in {self._shown, self._bad}:
             try:
                 self._show(newest)
@@ -97,25 +69,6 @@ class ReplicaBackend(DatabaseBackend):
                     "%s is not answered from, %s still is: %s", newest, self._shown, error.message
                 )
         return 0, 0
-
-    @override
-    def load_clock(self) -> ClockMark | None:
-        return None
-
-    @override
-    def save_clock(self, mark: ClockMark) -> None:
-        """Nothing is written."""
-
-    @override
-    def drop(self) -> None:
-        self.readers.detach()
-        if self._connection is not None:
-            self._connection.close()
-            self._connection = None
-
-    @override
-    def open_reader(self, timeout_ns: int) -> AbstractContextManager[Reader]:
-        return self.readers.open_reader(timeout_ns)
 
     def _show_first(self, backups: Sequence[Path]) -> None:
         """Answer from the first that can be opened; raises what is wrong with the very first where none can."""
@@ -131,22 +84,11 @@ class ReplicaBackend(DatabaseBackend):
                 return
         raise errors[0]
 
-    def _show(self, backup: Path) -> None:
-        """Answer from a backup; questions that run go on with the one before."""
-        connection = open_engine(str(backup), self._settings)
-        try:
-            with translate_errors("read the schema's version"):
-                (number,) = fetch_row(connection, "SELECT max(number) FROM schema_migrations")
-            if number != MIGRATIONS[-1].number:
-                raise StoreError(
-                    f"{backup} has schema {number} and this release has {MIGRATIONS[-1].number}",
-                    hint="Both Echoes must be of one release.",
-                )
-        except IngeroError:
-            connection.close()
-            raise
-        before, self._connection = self._connection, connection
-        self.readers.attach(connection)
-        self._shown, self.made_wall_s = backup, stamp_of(backup).timestamp()
-        if before is not None:
-            before.close()
+    @override
+    def _show(self, path: Path) -> None:
+        super()._show(path)
+        self._shown, self.made_wall_s = path, stamp_of(path).timestamp()
+
+    @override
+    def _advise(self, path: Path, *, is_older: bool) -> str:
+        return "Both Echoes must be of one release."

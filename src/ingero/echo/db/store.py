@@ -15,8 +15,9 @@ from ingero.echo.db.clickhouse.settings import ClickHouseSettings
 from ingero.echo.db.duckdb_backend import DuckDbBackend
 from ingero.echo.db.engine import MEMORY, DatabaseSettings
 from ingero.echo.db.lock import FileLock
+from ingero.echo.db.read_only import NOT_WRITTEN, ReadOnlyBackend
 from ingero.echo.db.reader import Reader
-from ingero.echo.db.replica import NOT_WRITTEN, ReplicaBackend
+from ingero.echo.db.replica import ReplicaBackend
 from ingero.echo.db.rows import Rows
 from ingero.echo.db.usage import UsageLedger
 from ingero.echo.db.write_queue import Done
@@ -35,7 +36,7 @@ class StoreSettings:
     """The store's limits.
 
     Attributes:
-        engine: The resources of a DuckDB instance.
+        engine: The resources of a DuckDB instance, and whether the file is only read.
         clickhouse: The server to use instead of a file; its disk and memory are its own business.
         replica_of: A folder of backups to answer from, instead of a file that is written.
         writer: Grouping and retention.
@@ -79,10 +80,12 @@ class Store:
         self.backend: DatabaseBackend
         if settings.replica_of is not None:
             self.backend = ReplicaBackend(settings.replica_of, settings.engine)
-        elif settings.clickhouse is None:
-            self.backend = DuckDbBackend(path, settings.engine)
-        else:
+        elif settings.clickhouse is not None:
             self.backend = _build_clickhouse(settings.clickhouse, clock)
+        elif settings.engine.is_read_only:
+            self.backend = ReadOnlyBackend(Path(path), settings.engine)
+        else:
+            self.backend = DuckDbBackend(path, settings.engine)
         self._writer = Writer(self.backend, settings.writer, clock)
         self.counters = self._writer.counters
         self._lock = FileLock(path)
@@ -93,10 +96,8 @@ class Store:
 
     @property
     def is_file(self) -> bool:
-        """Whether `path` is a file of ours."""
-        settings = self._settings
-        is_elsewhere = settings.clickhouse is not None or settings.replica_of is not None
-        return self.path != MEMORY and not is_elsewhere
+        """Whether `path` is a file of ours, to be written."""
+        return self.path != MEMORY and isinstance(self.backend, DuckDbBackend)
 
     @property
     def usage(self) -> UsageLedger:
@@ -136,7 +137,7 @@ class Store:
         return ""
 
     def open(self) -> None:
-        """Open the file, creating it and its directory.
+        """Open the file, creating it and its directory unless it is only read.
 
         Raises:
             StoreError: The hint says what would help.
@@ -149,6 +150,8 @@ class Store:
                     f"cannot create {Path(self.path).parent}: {error.strerror}"
                 ) from error
             self._lock.acquire()
+        elif self._settings.engine.is_read_only:
+            self._lock.share()
         try:
             self._writer.open()
         except IngeroError:

@@ -13,7 +13,6 @@ from collections.abc import Awaitable
 from dataclasses import dataclass, field
 from typing import Final
 
-from ingero.echo.db.replica import NOT_WRITTEN
 from ingero.echo.ingest.budget import ByteBudget
 from ingero.echo.ingest.intake import Built, ForbiddenError, Intake
 from ingero.echo.ingest.limits import RefusalReason
@@ -47,7 +46,10 @@ _READER: Final = RequestRefusal(
     OtlpAnswer(AnswerStatus.FORBIDDEN, "this bearer may only read"), Reason.READ_ONLY
 )
 _REPLICA: Final = RequestRefusal(
-    OtlpAnswer(AnswerStatus.FORBIDDEN, f"{NOT_WRITTEN}; send to the one that makes them"),
+    OtlpAnswer(
+        AnswerStatus.FORBIDDEN,
+        "this Echo answers from backups and takes no rows; send to the one that makes them",
+    ),
     Reason.READ_ONLY,
 )
 _BODY_REASONS: Final = frozenset({

@@ -22,8 +22,13 @@ from ingero.telemetry.clock import Clock
 from ingero.units import NS_PER_S
 
 
-def build_store(config: EchoConfig, clock: Clock) -> Store:
+def build_store(config: EchoConfig, clock: Clock, *, is_read_only: bool = False) -> Store:
     """The store that these settings describe, not yet open.
+
+    Args:
+        config: What a user wrote.
+        clock: Time.
+        is_read_only: Nothing changes the file, and others may read it meanwhile.
 
     Raises:
         ConfigError: The password's file cannot be read.
@@ -33,6 +38,7 @@ def build_store(config: EchoConfig, clock: Clock) -> Store:
             memory_limit_bytes=config.memory_limit,
             threads=config.threads,
             encryption=build_encryption(config.db_key_file, config.httpfs_extension),
+            is_read_only=is_read_only,
         ),
         clickhouse=build_clickhouse(config),
         replica_of=_find_folder(config.replica_of),

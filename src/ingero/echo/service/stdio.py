@@ -1,4 +1,4 @@
-"""MCP on standard input and output, over a database that no other process has open."""
+"""MCP on standard input and output, over a database file that is only read."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ async def serve_stdio(
     db_key_file: str | None = None,
     httpfs_extension: str | None = None,
 ) -> None:
-    """Serve until the input ends.
+    """Serve until the input ends. The file stays as it is: what retention it has is its server's business.
 
     Args:
         db: The database file.
@@ -33,13 +33,13 @@ async def serve_stdio(
 
     Raises:
         ConfigError: Key and file do not fit each other.
-        StoreError: The file cannot be opened, or another process has it.
+        StoreError: The file cannot be opened, is of another release, or another process writes it.
     """
     given = {"db": db, "db_key_file": db_key_file, "httpfs_extension": httpfs_extension}
     config = parse_model(EchoConfig, {**given, "insecure_no_tls": True})
     clock = SystemClock()
     principal = Principal("stdio", "stdio", clusters)
-    store = build_store(config, clock)
+    store = build_store(config, clock, is_read_only=True)
     sql = TenantSql(store, config, clock)
     with ExitStack() as stack:
         store.open()
