@@ -127,7 +127,8 @@ def test_an_incident_that_opened_before_the_window_is_open_until_it_ends(site):
     for at in range(5):
         site.add(EVENTS, at, metric_name="ingero.node.health_score", value_double=0.5, kind="gauge")
     states = (("a", 125, "open"), ("b", 130, "open"), ("b", 100, "resolved"), ("c", 30, "open"))
-    for incident_id, minutes, state in (*states, ("old", 9 * 1440, "open")):
+    still = (("a", 100, "updated"), ("old", 9 * 1440, "open"))
+    for incident_id, minutes, state in (*states, *still):
         site.add(INCIDENTS, minutes, incident_id=incident_id, state=state, kind="straggler")
     site.add(INCIDENTS, 300, incident_id="x", state="open", cluster_id="c2")
     rows = site.ask("fleet.cluster.summary", frozenset({"c1"}))["rows"]

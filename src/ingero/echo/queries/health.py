@@ -131,7 +131,7 @@ WITH {JUDGED}, {_STRAGGLERS}, scores AS (
 ), troubled AS (
     SELECT cluster_id, count(*) AS n_open FROM (
         SELECT cluster_id, incident_id, arg_max(state, ts) AS state FROM incidents WHERE {{lately}} GROUP BY ALL)
-    WHERE state = 'open' GROUP BY cluster_id
+    WHERE state IN ('open', 'updated') GROUP BY cluster_id
 ), lost AS (
     SELECT cluster_id, sum({LOST}) AS gpu_seconds FROM costs WHERE {{where}} GROUP BY cluster_id
 )
