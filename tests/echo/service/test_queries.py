@@ -138,6 +138,19 @@ def test_an_incident_that_opened_before_the_window_is_open_until_it_ends(site):
     assert past["n_open_incidents"] == 2  # a and b
 
 
+def test_an_incident_whose_severity_is_written_in_another_way_is_no_less_one(site):
+    for minutes, severity in ((4, "CRITICAL"), (3, "Warn"), (2, "info"), (1, None)):
+        site.add(INCIDENTS, minutes, incident_id="i", kind="x", severity=severity)
+
+    def severities(least):
+        rows = site.ask("fleet.cluster.anomaly_list", severity_filter=least)["rows"]
+        return [row["severity"] for row in rows]
+
+    assert severities("any") == ["warn", "info", "Warn", "CRITICAL"]
+    assert severities("warn") == ["warn", "Warn", "CRITICAL"]
+    assert severities("error") == severities("critical") == ["CRITICAL"]
+
+
 TOP = 2**64 - 1
 EVIDENCE = (
     {"onset_entry_ns": 10**60, "rank": 1},

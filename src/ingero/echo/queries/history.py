@@ -28,7 +28,9 @@ class AnomalyArgs(ListArgs, kw_only=True, forbid_unknown_fields=True):
 
     severity_filter: Annotated[
         Literal["any", "warn", "error", "critical"],
-        msgspec.Meta(description="Least severity; `any` is all of them."),
+        msgspec.Meta(
+            description="Least severity; `any` is all of them, also incidents whose sender has other words for it."
+        ),
     ] = "any"
     node_id: NodeId | None = None
 
@@ -72,10 +74,10 @@ WITH found AS (
     FROM logs WHERE {{where}} AND severity IN ('warn', 'error', 'critical')
 )
 SELECT ts, severity, kind, cluster_id, node_id, left(summary, 500) FROM found
-WHERE list_position(['warn', 'error', 'critical'], severity) >= ? AND (? IS NULL OR node_id = ?)
+WHERE coalesce(list_position(['warn', 'error', 'critical'], lower(severity)), 0) >= ? AND (? IS NULL OR node_id = ?)
 ORDER BY ts DESC, severity, cluster_id, node_id, kind
 """
-_LEVELS: Final = {"any": 1, "warn": 1, "error": 2, "critical": 3}
+_LEVELS: Final = {"any": 0, "warn": 1, "error": 2, "critical": 3}
 
 
 def _anomalies(context: QueryContext, args: AnomalyArgs) -> ListAnswer[NodeAnomaly]:
