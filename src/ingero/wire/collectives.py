@@ -76,6 +76,7 @@ class CollectiveRead:
         first_problem: Why the first of them could not; empty when none was refused.
         n_ops: Operations of all runs.
         late_ns: By run, how long its agent kept it because Fleet was away; 0 for what is of now.
+        pushed_ns: By run, when its agent pushed it, by that agent's wall clock; 0 where it does not say.
     """
 
     runs: list[CollectiveRun] = field(default_factory=list)
@@ -83,6 +84,7 @@ class CollectiveRead:
     first_problem: str = ""
     n_ops: int = 0
     late_ns: list[int] = field(default_factory=list)
+    pushed_ns: list[int] = field(default_factory=list)
 
     def add(self, entry: LogEntry) -> None:
         """Read one record; one that cannot be read costs only itself."""
@@ -97,6 +99,7 @@ class CollectiveRead:
             self.n_ops += len(run.ops)
             self.runs.append(run)
             self.late_ns.append(late_ns)
+            self.pushed_ns.append(entry.time_unix_nano)
 
 
 def pack_ops(ops: Records) -> bytes:

@@ -27,14 +27,12 @@ from ingero.echo.schema.tables import COLLECTIVES, LOGS, Table
 from ingero.model.arrays import Records
 from ingero.model.collectives import UNKNOWN_NS, CollectiveOp, CollectiveRun
 from ingero.otlp.codec import Export, LogRow, iter_log_entries
-from ingero.units import NS_PER_S
 from ingero.wire.collectives import CollectiveRead
 from ingero.wire.log_records import LogSeverity
 from ingero.wire.names import COLLECTIVE_EVENT
 from ingero.wire.record_uids import read_record_uid
 
 _OP_NAMES: Final = pa.array([op.name.lower() for op in CollectiveOp])
-_AHEAD_NS: Final = 86_400 * NS_PER_S
 _SEVERITIES: Final = (
     (LogSeverity.FATAL, "critical"),
     (LogSeverity.ERROR, "error"),
@@ -59,21 +57,19 @@ def add_logs(rows: Rows, export: Export, origins: Origins, hint: str, now_ns: in
         The records that were not appended.
     """
     refusals, collectives = Refusals(), CollectiveRead()
-    resource, origin, batch_ns = None, None, 0
+    resource, origin = None, None
     for entry in iter_log_entries(export):
         if origin is None or entry.resource is not resource:
             resource, origin = entry.resource, origins.read(entry.resource)
             rows.name_cluster(origin.cluster_id)
         if entry.event_name == COLLECTIVE_EVENT:
             collectives.add(entry)
-            if entry.time_unix_nano <= now_ns + _AHEAD_NS:  # or one bad time would date them all
-                batch_ns = max(batch_ns, entry.time_unix_nano)
             continue
         try:
             _add_record(rows, entry.read_row(), (origins, origin, hint), now_ns)
         except RefusedRecordError as error:
             refusals.add(error)
-    _add_runs(rows, collectives, (origins, refusals), plausible_ns(batch_ns, now_ns))
+    _add_runs(rows, collectives, (origins, refusals), now_ns)
     return refusals
 
 
@@ -113,20 +109,20 @@ def _hash_uid(cluster_id: str, record: LogRow) -> int:
 
 
 def _add_runs(
-    rows: Rows, read: CollectiveRead, where: tuple[Origins, Refusals], at_ns: int
+    rows: Rows, read: CollectiveRead, where: tuple[Origins, Refusals], now_ns: int
 ) -> None:
     origins, refusals = where
     if read.n_refused:
         description = f"a collective batch that cannot be read: {read.first_problem}"
         refusals.add_many(RefusalReason.BATCH, read.n_refused, description)
-    for run in read.runs:
+    for run, late_ns, pushed_ns in zip(read.runs, read.late_ns, read.pushed_ns, strict=True):
         rows.clusters.add(run.rank.cluster_id)
         try:
             check_who(run.rank.cluster_id, run.rank.node_id, origins.limits)
         except RefusedRecordError as error:
             refusals.add(error)
         else:
-            _add_run(rows, run, at_ns)
+            _add_run(rows, run, plausible_ns(plausible_ns(pushed_ns, now_ns) - late_ns, now_ns))
 
 
 def _log_values(record: LogRow, series: OriginSeries, body: str, now_ns: int) -> Sequence[Any]:
