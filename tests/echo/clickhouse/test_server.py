@@ -262,7 +262,7 @@ def test_a_clock_that_is_ahead_deletes_nothing_also_after_a_restart(database):
     store.close()
 
 
-def test_tables_of_an_earlier_schema_get_the_column_that_says_of_which_sender_a_point_is(
+def test_tables_of_an_earlier_schema_get_the_senders_column_and_the_newest_time_of_a_node(
     database, engine
 ):
     clock = ManualClock()
@@ -273,6 +273,8 @@ def test_tables_of_an_earlier_schema_get_the_column_that_says_of_which_sender_a_
     store.close()
     for table in ("events", "histograms"):
         engine.command(f"ALTER TABLE {database}.{table} DROP COLUMN stream")
+    old_ts = "SimpleAggregateFunction(anyLast, DateTime64(6, 'UTC'))"
+    engine.command(f"ALTER TABLE {database}.nodes MODIFY COLUMN ts {old_ts}")
     engine.command(f"ALTER TABLE {database}.schema_migrations DELETE WHERE number > 5")
     engine.command(f"INSERT INTO {database}.schema_migrations VALUES (5, now())")
     store = make_store(settings, clock)
@@ -283,6 +285,32 @@ def test_tables_of_an_earlier_schema_get_the_column_that_says_of_which_sender_a_
     with store.open_reader(10 * NS_PER_S) as reader:
         found = reader.rows("SELECT stream, count(*) FROM events GROUP BY stream ORDER BY stream")
     assert found == [("ab", 1), (None, 2)]
+    assert "`ts` SimpleAggregateFunction(max," in engine.command(
+        f"SHOW CREATE TABLE {database}.nodes"
+    ).replace("\\n", "")
+    store.close()
+
+
+@pytest.mark.parametrize("is_served", [False, True])
+def test_a_late_report_of_a_node_turns_nothing_back_and_fills_what_is_not_known(
+    server, database, is_served
+):
+    clock = ManualClock()
+    here = ClickHouseSettings("here", 0, database=database, is_embedded=True)
+    store = make_store(through(server, database) if is_served else here, clock)
+    store.open()
+    now = now_of(clock)
+    for ago_s, said in (
+        (30, {"state": "active"}),
+        (10800, {"state": "idle", "gpu_model": "H100"}),
+        (75, {"state": "calibrating"}),
+    ):
+        rows = Rows()
+        rows.nodes["c1", "it's (one)"] = {"ts": now - dt.timedelta(seconds=ago_s)} | said
+        store.write(rows)
+    with store.open_reader(10 * NS_PER_S) as reader:
+        found = reader.rows("SELECT state, gpu_model, ts FROM nodes")
+    assert found == [("calibrating", "H100", now - dt.timedelta(seconds=30))]
     store.close()
 
 

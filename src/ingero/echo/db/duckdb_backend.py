@@ -29,15 +29,21 @@ from ingero.echo.db.errors import MemoryLimitError, translate_errors, translate_
 from ingero.echo.db.reader import Reader, ReaderPool
 from ingero.echo.db.retention import Retention, trim
 from ingero.echo.db.retention_clock import ClockMark, RetentionTime
-from ingero.echo.db.rows import Incoming, NodeKey, NodeRow, build_nodes
+from ingero.echo.db.rows import LATE, Incoming, NodeKey, NodeRow, build_nodes
 from ingero.echo.schema.tables import NODES, USAGE
 from ingero.errors import IngeroError, StoreError
 
-_NODE_UPDATES: Final = ", ".join(
-    f"{name} = coalesce(excluded.{name}, nodes.{name})"
-    for name in (*NODES.names, "ingested_at")
-    if name not in {"cluster_id", "node_id"}
-)
+_IS_LATE: Final = f"excluded.ts <= nodes.ts - INTERVAL {LATE.seconds} SECOND"
+_NODE_UPDATES: Final = ", ".join((
+    "ts = greatest(nodes.ts, excluded.ts)",
+    "ingested_at = excluded.ingested_at",
+    *(
+        f"{name} = CASE WHEN {_IS_LATE} THEN coalesce(nodes.{name}, excluded.{name}) "
+        f"ELSE coalesce(excluded.{name}, nodes.{name}) END"
+        for name in NODES.names
+        if name not in {"ts", "cluster_id", "node_id"}
+    ),
+))
 
 
 class DuckDbBackend(DatabaseBackend):

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import datetime, timedelta
 from itertools import compress
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
@@ -17,6 +17,10 @@ from ingero.model.arrays import BoolArray, IntArray
 
 NodeKey = tuple[str, str]
 NodeRow = dict[str, Any]
+LATE: Final = timedelta(minutes=1)
+"""A report of a node that is so much older than its newest one says nothing but what is not known yet.
+
+Not less: several senders report one node, each as quickly as it can, and what each says is of its own facts."""
 
 
 @dataclass(slots=True)
@@ -295,11 +299,17 @@ def _chain(lists: Iterable[list[Any]]) -> list[Any]:
 
 
 def merge_nodes(group: Iterable[Rows]) -> dict[NodeKey, NodeRow]:
-    """What the group says of each node; a later request's values win, absent ones do not erase."""
-    merged: dict[NodeKey, NodeRow] = {}
+    """What the group says of each node; a later report's values win, absent ones do not erase."""
+    reports: dict[NodeKey, list[NodeRow]] = {}
     for rows in group:
         for key, row in rows.nodes.items():
-            merged.setdefault(key, {}).update(row)
+            reports.setdefault(key, []).append(row)
+    merged: dict[NodeKey, NodeRow] = {}
+    for key, said in reports.items():
+        said.sort(key=lambda row: row["ts"])
+        merged[key] = {
+            name: value for row in said for name, value in row.items() if value is not None
+        }
     return merged
 
 

@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
+from datetime import datetime, timedelta
 from typing import Final
 
 import numpy as np
@@ -28,10 +29,11 @@ from ingero.otlp.codec import Export
 from ingero.otlp.names import Signal
 from ingero.serving.bearer import Principal
 from ingero.telemetry.clock import Clock
-from ingero.units import NS_PER_S
+from ingero.units import NS_PER_S, NS_PER_US
 
 _LOG: Final = logging.getLogger("ingero.echo")
 _NODE_REPEAT_NS: Final = 15 * NS_PER_S
+_NODE_REPEAT: Final = timedelta(microseconds=_NODE_REPEAT_NS // NS_PER_US)
 _KNOWN_NODES: Final = 50_000
 _SAY_EVERY_NS: Final = 10 * NS_PER_S
 
@@ -82,7 +84,7 @@ class Intake:
         self._origins = Origins(limits or RecordLimits())
         self._acks = LoopAcks()
         self.series = SeriesMeter(clock)
-        self._nodes: dict[NodeKey, tuple[int, int]] = {}
+        self._nodes: dict[NodeKey, tuple[int, int, datetime]] = {}
         self._next_say_ns = 0
 
     def build(self, export: Export, principal: Principal, hint: str) -> Built:
@@ -164,10 +166,11 @@ class Intake:
                 before is not None
                 and before[0] == content_hash
                 and now_ns - before[1] < _NODE_REPEAT_NS
+                and row["ts"] - before[2] < _NODE_REPEAT
             ):
                 del rows.nodes[key]
             else:
-                known[key] = (content_hash, now_ns)
+                known[key] = (content_hash, now_ns, row["ts"])
 
 
 def _check_clusters(rows: Rows, principal: Principal) -> None:

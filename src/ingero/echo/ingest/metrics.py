@@ -6,7 +6,7 @@ import math
 from typing import Final
 
 from ingero.echo.db.deduplication import stable_hash
-from ingero.echo.db.rows import NodeRow, Rows
+from ingero.echo.db.rows import NodeKey, NodeRow, Rows
 from ingero.echo.ingest.histograms import Buckets, read_explicit, read_exponential
 from ingero.echo.ingest.limits import Refusals, RefusedRecordError
 from ingero.echo.ingest.origin import (
@@ -40,6 +40,8 @@ _Stream = tuple[int, str]
 """Hash of kind, temporality, unit and scope, and the column ``stream``, in which the resource is, too."""
 _Streams = dict[tuple[str | int, ...], _Stream]
 """By the resource's hash and these; of the points of one request."""
+_Told = dict[tuple[NodeKey, str | int], int]
+"""When the points of one request told a fact of a node last, or anything at all in the resource with this hash."""
 
 
 def add_metrics(rows: Rows, export: Export, origins: Origins, hint: str, now_ns: int) -> Refusals:
@@ -55,21 +57,23 @@ def add_metrics(rows: Rows, export: Export, origins: Origins, hint: str, now_ns:
     Returns:
         The points that were not appended.
     """
-    refusals, streams = Refusals(), _Streams()
+    refusals, streams, told = Refusals(), _Streams(), _Told()
     resource, origin = None, None
     for point in iter_points(export):
         if origin is None or point.resource is not resource:
             resource, origin = point.resource, origins.read(point.resource)
             rows.name_cluster(origin.cluster_id)
         try:
-            _add_point(rows, point, (origins, origin, hint), streams, now_ns)
+            _add_point(rows, point, (origins, origin, hint), (streams, told), now_ns)
         except RefusedRecordError as error:
             refusals.add(error)
     return refusals
 
 
-def _add_point(rows: Rows, point: Point, where: _Where, streams: _Streams, now_ns: int) -> None:
-    origins, origin, hint = where
+def _add_point(
+    rows: Rows, point: Point, where: _Where, request: tuple[_Streams, _Told], now_ns: int
+) -> None:
+    (origins, origin, hint), (streams, told) = where, request
     origins.limits.check_name(point.unit, "unit")
     series = origins.series(origin, point.name, point.attributes, hint)
     rows.clusters.add(series.cluster_id)
@@ -81,7 +85,8 @@ def _add_point(rows: Rows, point: Point, where: _Where, streams: _Streams, now_n
             _add_quantiles(rows, point, where, stream, now_ns)
         _add_distribution(rows, point, series, stream, now_ns)
     if series.node_id:
-        _note_node(rows, point, series, origin, now_ns)
+        at_ns = min(plausible_ns(point.time_unix_nano, now_ns), now_ns)
+        _note_node(rows.nodes, point, (series.cluster_id, series.node_id), (origin, told), at_ns)
 
 
 def _find_stream(point: Point, origin: Origin, streams: _Streams) -> _Stream:
@@ -214,24 +219,39 @@ def _finite(value: float | None) -> float | None:
     return value if value is not None and math.isfinite(value) else None
 
 
-def _note_node(rows: Rows, point: Point, series: OriginSeries, origin: Origin, now_ns: int) -> None:
-    key = (series.cluster_id, series.node_id)
-    row = rows.nodes.get(key)
-    if row is None:
-        row = rows.nodes[key] = _describe_origin(origin)
-        row["ts"] = to_timestamp(plausible_ns(point.time_unix_nano, now_ns))
+def _note_node(
+    nodes: dict[NodeKey, NodeRow],
+    point: Point,
+    key: NodeKey,
+    of: tuple[Origin, _Told],
+    at_ns: int,
+) -> None:
+    """Keep of each fact what was said last, by the time of the points and not by their order.
+
+    A sender whose clock is ahead is taken to speak now, or nobody could correct it before its time has come.
+    """
+    origin, told = of
+    facts: NodeRow = {}
+    if at_ns > told.get((key, origin.hash), -1):
+        told[key, origin.hash] = at_ns
+        facts = _describe_origin(origin)
+        facts["ts"] = to_timestamp(at_ns)
     if point.name == MetricName.HEALTH_SCORE:
-        row["state"] = read_text(point.attributes.get(_STATE))
+        facts["state"] = read_text(point.attributes.get(_STATE))
     elif point.name == MetricName.NODE_INFO:
-        row["gpu_model"] = read_text(point.attributes.get(_GPU_MODEL))
-        row["gpu_count"] = read_small(point.attributes.get(_GPU_COUNT))
+        facts["gpu_model"] = read_text(point.attributes.get(_GPU_MODEL))
+        facts["gpu_count"] = read_small(point.attributes.get(_GPU_COUNT))
+    row = nodes.setdefault(key, {})
+    for name, value in facts.items():
+        if value is not None and at_ns >= told.get((key, name), 0):
+            told[key, name] = at_ns
+            row[name] = value
 
 
 def _describe_origin(origin: Origin) -> NodeRow:
-    row: NodeRow = {
+    return {
         "host_attr": origin.host,
         "provider": read_text(origin.attributes.get(_PROVIDER)),
         "world_size": read_small(origin.attributes.get(_WORLD_SIZE)),
         "node_rank": read_small(origin.attributes.get(_NODE_RANK)),
     }
-    return {name: value for name, value in row.items() if value is not None}

@@ -7,6 +7,7 @@ reads from the tables which keys are there, so that neither a lost answer nor a 
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -22,13 +23,13 @@ from ingero.echo.db.backend import DatabaseBackend, Kept
 from ingero.echo.db.clickhouse.client import connect, translate_errors
 from ingero.echo.db.clickhouse.reader import ServerReader
 from ingero.echo.db.clickhouse.settings import ClickHouseSettings
-from ingero.echo.db.clickhouse.tables import ADDED_COLUMNS, ROW_KEY, STATEMENTS, VERSION
+from ingero.echo.db.clickhouse.tables import CHANGED_COLUMNS, ROW_KEY, STATEMENTS, VERSION
 from ingero.echo.db.deduplication import Keys
 from ingero.echo.db.errors import BrokenInstanceError
 from ingero.echo.db.reader import Reader
 from ingero.echo.db.retention import Horizon, Retention
 from ingero.echo.db.retention_clock import ClockMark, RetentionTime
-from ingero.echo.db.rows import Incoming, NodeKey, NodeRow, build_nodes
+from ingero.echo.db.rows import LATE, Incoming, NodeKey, NodeRow, build_nodes
 from ingero.echo.schema.tables import NODES, SENT
 from ingero.errors import StoreError
 from ingero.telemetry.clock import Clock
@@ -40,6 +41,14 @@ _MOMENT: Final = f"{{at:{_TIME}}}"
 _FROM: Final = f"ingested_at >= {{stepped:{_TIME}}} AND ingested_at < {{until:{_TIME}}}"
 _GONE: Final = f"(ingested_at < {{before:{_TIME}}} OR ({_FROM}))"
 """`Horizon.CONDITION` with the fields' names."""
+_FACTS: Final = tuple(name for name in NODES.names if name not in {"cluster_id", "node_id", "ts"})
+_KNOWN_OF_NODES: Final = (
+    f"SELECT cluster_id, node_id, ts, {', '.join(_FACTS)} FROM nodes FINAL "  # noqa: S608 - our names
+    "WHERE (cluster_id, node_id) IN (SELECT key.1, key.2 FROM ("
+    "SELECT arrayJoin(JSONExtract({keys:String}, 'Array(Tuple(String, String))')) AS key))"
+)
+_MAX_KEYS: Final = 500
+"""Nodes that one statement asks about: they travel in its address, of which a server takes 1 MiB."""
 
 
 class ClickHouseBackend(DatabaseBackend):
@@ -82,6 +91,7 @@ class ClickHouseBackend(DatabaseBackend):
         kept: Kept,
     ) -> None:
         """One insert per table; each is kept whole or found out about when the backend is opened again."""
+        nodes = self._hold_back(nodes, now)
         for incoming in group:
             known_by = np.where(incoming.uids != 0, incoming.uids, incoming.keys)
             keyed = incoming.batch.append_column(ROW_KEY, pa.array(known_by))
@@ -89,6 +99,29 @@ class ClickHouseBackend(DatabaseBackend):
             kept(incoming)
         if nodes:
             self._insert("nodes", build_nodes(nodes, now))
+
+    def _hold_back(self, nodes: dict[NodeKey, NodeRow], now: datetime) -> dict[NodeKey, NodeRow]:
+        """Nodes without what is known already and was reported too late to change it.
+
+        The table is asked about old reports only: what it has is never newer than now.
+        """
+        old = [key for key, row in nodes.items() if row["ts"] <= now - LATE]
+        held_back = dict(nodes)
+        for first in range(0, len(old), _MAX_KEYS):
+            keys = {"keys": json.dumps(old[first : first + _MAX_KEYS])}
+            with translate_errors("look for what is known of nodes"):
+                found = self._get().query(_KNOWN_OF_NODES, keys).result_rows
+            for cluster_id, node_id, ts, *values in found:
+                row = nodes[cluster_id, node_id]
+                if row["ts"] <= ts.replace(tzinfo=None) - LATE:
+                    known = [
+                        name
+                        for name, value in zip(_FACTS, values, strict=True)
+                        if value is not None
+                    ]
+                    new = {name: value for name, value in row.items() if name not in known}
+                    held_back[cluster_id, node_id] = new
+        return held_back
 
     @override
     def trim(self, now: RetentionTime, since: datetime, retention: Retention) -> tuple[int, int]:
@@ -196,7 +229,7 @@ def _migrate(client: Client, now: datetime) -> None:
             )
         if before == VERSION:
             return
-        for statement in (*STATEMENTS, *(ADDED_COLUMNS if before else ())):
+        for statement in (*STATEMENTS, *(CHANGED_COLUMNS if before else ())):
             client.command(statement)
         client.command(
             f"INSERT INTO schema_migrations SELECT {{number:UInt32}}, {_MOMENT}",

@@ -44,13 +44,14 @@ def build_table(table: Table) -> str:
 
 
 def build_nodes_table() -> str:
-    """The statement that makes NODES: of each column the newest value that was reported; read it with ``final``."""
+    """The statement for NODES: of each column what was written last, of ``ts`` the newest. Read with ``final``."""
     columns = []
     for name, dtype in (*NODES.columns, ("ingested_at", pa.timestamp("us"))):
         kind = _MOMENT if name == "ingested_at" else _type_of(name, dtype)
         is_key = name in {"cluster_id", "node_id"}
+        keeps = "max" if name == "ts" else "anyLast"
         columns.append(
-            f"{name} {kind}" if is_key else f"{name} SimpleAggregateFunction(anyLast, {kind})"
+            f"{name} {kind}" if is_key else f"{name} SimpleAggregateFunction({keeps}, {kind})"
         )
     return (
         f"CREATE TABLE IF NOT EXISTS {NODES.name} ({', '.join(columns)}) "
@@ -73,11 +74,14 @@ STATEMENTS: Final = (
 
 Without the secret (1), ``hangs`` (2), ``usage`` (3) or ``retention_clock`` (4).
 """
-ADDED_COLUMNS: Final = tuple(
-    f"ALTER TABLE {table.name} ADD COLUMN IF NOT EXISTS {name} {_type_of(name, dtype)} AFTER attributes"
-    for table in (EVENTS, HISTOGRAMS)
-    for name, dtype in (STREAM,)
+CHANGED_COLUMNS: Final = (
+    *(
+        f"ALTER TABLE {table.name} ADD COLUMN IF NOT EXISTS {name} {_type_of(name, dtype)} AFTER attributes"
+        for table in (EVENTS, HISTOGRAMS)
+        for name, dtype in (STREAM,)
+    ),
+    f"ALTER TABLE {NODES.name} MODIFY COLUMN ts SimpleAggregateFunction(max, {_MOMENT})",
 )
-"""What gives tables of an earlier schema their later columns: ``stream`` (5)."""
-VERSION: Final = 6
+"""What gives tables of an earlier schema their later columns: ``stream`` (5), and the newest ``ts`` of a node (7)."""
+VERSION: Final = 7
 """Of the tables above; raise it with a statement that brings older ones up to date."""
