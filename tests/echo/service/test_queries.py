@@ -93,6 +93,29 @@ def test_bytes_copied_and_fragmenting_calls_are_growth_also_over_a_restart(site)
     assert spot["n_events"] == 16
 
 
+@pytest.mark.parametrize(
+    ("tool", "metric", "total", "rate"),
+    [
+        ("kernel_launch_summary", "gpu.kernel.launch.count", "n_launches", "launches_per_s"),
+        ("memcpy_bandwidth_summary", "gpu.memcpy.bytes_total", "n_bytes", "bytes_per_s"),
+    ],
+)
+def test_the_rate_of_a_counter_is_that_of_the_time_between_its_points_in_either_form(
+    site, tool, metric, total, rate
+):
+    for n in (2, 3, 7):  # 6000 a minute
+        add_counter(site, metric, [6000.0] * n, **COPY | {"kind": "delta", "node_id": f"d{n}"})
+        add_counter(site, metric, range(0, 6000 * n, 6000), **COPY | {"node_id": f"c{n}"})
+    add_counter(site, metric, [6000.0], **COPY | {"kind": "delta", "node_id": "d1"})
+    rows = {
+        row["node_id"]: (row[total], row[rate]) for row in site.ask(f"fleet.cluster.{tool}")["rows"]
+    }
+    assert rows.pop("d1") == (6000.0, None)
+    assert rows == {
+        f"{kind}{n}": (6000.0 * (n - (kind == "c")), 100.0) for kind in "cd" for n in (2, 3, 7)
+    }
+
+
 def add_histogram(site, minutes, counts, **more):
     given = {
         "metric_name": "gpu.memcpy.duration_ms",

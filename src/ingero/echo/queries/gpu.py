@@ -26,6 +26,8 @@ _BEFORE: Final = (
 _STEP: Final = """CASE WHEN kind = 'delta' THEN value_double WHEN before IS NULL THEN 0.0
             WHEN value_double >= before THEN value_double - before ELSE value_double END"""
 """What a counter grew by since the point ``before``; one that is smaller has begun again from 0."""
+_TIMED: Final = f"sum({_STEP}) FILTER (WHERE before IS NOT NULL)"
+"""What it grew by between its first and its last point; a first delta is of the time before."""
 
 
 class Hotspot(msgspec.Struct):
@@ -89,11 +91,11 @@ WITH points AS (
     SELECT cluster_id, node_id, metric_name, attributes, stream, kind, ts, value_double, lag(value_double) {_BEFORE}
     FROM points WHERE metric_name IN {_LAUNCHES} AND value_double IS NOT NULL
 ), grown AS (
-    SELECT cluster_id, node_id, metric_name, attributes, stream, sum({_STEP}) AS n,
+    SELECT cluster_id, node_id, metric_name, attributes, stream, sum({_STEP}) AS n, {_TIMED} AS timed,
            epoch(max(ts)) - epoch(min(ts)) AS seconds
     FROM steps GROUP BY ALL
 ), rates AS (
-    SELECT cluster_id, node_id, sum(n) AS n, sum(n / nullif(seconds, 0)) AS per_s FROM grown GROUP BY ALL
+    SELECT cluster_id, node_id, sum(n) AS n, sum(timed / nullif(seconds, 0)) AS per_s FROM grown GROUP BY ALL
 ), times AS (
     SELECT cluster_id, node_id,
            avg(value_double) FILTER (WHERE json_extract_string(attributes, '$.percentile') IN ('p50', '50')) AS p50,
@@ -136,10 +138,10 @@ WITH steps AS (
 ), moved AS (
     SELECT cluster_id, node_id, attributes, stream,
            coalesce(json_extract_string(attributes, '{_DIRECTION}'), 'unknown') AS direction, metric_name,
-           sum({_STEP}) AS n, epoch(max(ts)) - epoch(min(ts)) AS seconds
+           sum({_STEP}) AS n, {_TIMED} AS timed, epoch(max(ts)) - epoch(min(ts)) AS seconds
     FROM steps GROUP BY ALL
 ), bytes AS (
-    SELECT cluster_id, node_id, direction, sum(n) AS n, sum(n / nullif(seconds, 0)) AS per_s FROM moved GROUP BY ALL
+    SELECT cluster_id, node_id, direction, sum(n) AS n, sum(timed / nullif(seconds, 0)) AS per_s FROM moved GROUP BY ALL
 ), points AS (
     SELECT cluster_id, node_id, attributes, kind, bounds, bucket_counts, count, lag(count) {_OF_COPIES} AS before,
            lead(count) {_OF_COPIES} AS after
