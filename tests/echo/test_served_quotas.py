@@ -139,9 +139,12 @@ def test_beyond_its_series_the_rows_of_those_it_has_are_kept_and_new_ones_refuse
 def test_a_cluster_that_has_stored_all_it_may_is_refused_for_good_whoever_of_it_sends(open_quota):
     echo = open_quota(max_stored_bytes=4_000)
     row = 8 + 2 + 2 + 1 + 8 + 5 + len('{"rank":10}') + 16 + 8
+    node = 8 + 2 + 2 + 3 * 8 + 8
     assert push(echo, points(60, start=10), ALL).status_code == 200
     shown = scrape(echo)
-    assert shown['ingero_echo_quota_used_ratio{quota="storage"}'] == pytest.approx(60 * row / 4000)
+    assert shown['ingero_echo_quota_used_ratio{quota="storage"}'] == pytest.approx(
+        (60 * row + node) / 4000
+    )
     assert push(echo, points(60, start=100)).status_code == 200
     refused = push(echo, points(1))
     assert refused.status_code == 507
@@ -153,6 +156,46 @@ def test_a_cluster_that_has_stored_all_it_may_is_refused_for_good_whoever_of_it_
     assert push(echo, points(1, cluster="c2"), TWO).status_code == 200
     assert scrape(echo, ONE)['ingero_echo_quota_refused_total{quota="storage"}'] == 2
     assert ask(echo, "fleet.cluster.usage", {}, ONE).status_code == 200  # questions go on
+
+
+def send_nodes(echo, first, n=5):
+    """A point of each of some nodes that say much of themselves; the whole answer."""
+    told = {"host.name": "h" * 1000, "ingero.provider": "p" * 1000}
+    requests = [
+        metrics([point()], cluster="c1", node=f"n{i}", **told) for i in range(first, first + n)
+    ]
+    return push(echo, {"resourceMetrics": [one["resourceMetrics"][0] for one in requests]})
+
+
+def find_nodes(echo):
+    answer = local_http.post(
+        f"{echo.url}/api/v2/sql",
+        json={"sql": "SELECT node_id FROM nodes ORDER BY 1"},
+        headers={"authorization": f"Bearer {ONE}"},
+    )
+    return [node for (node,) in answer.json()["rows"]]
+
+
+def test_a_node_of_which_every_row_is_refused_is_not_written(open_quota):
+    echo = open_quota(max_series=2)
+    assert rejected(send_nodes(echo, 0))[0] == 3
+    refused = send_nodes(echo, 5)
+    assert refused.status_code == 400
+    assert "max_series of 2" in refused.json()["message"]
+    assert find_nodes(echo) == ["n0", "n1"]
+    assert rejected(send_nodes(echo, 1))[0] == 4  # one with a row is written as before
+    assert find_nodes(echo) == ["n0", "n1"]
+
+
+def test_what_nodes_say_of_themselves_counts_as_stored(open_quota):
+    echo = open_quota(max_stored_bytes=18_000)
+    n_rows_bytes = 5 * 1000  # events have the host, too
+    assert send_nodes(echo, 0).status_code == 200
+    used = scrape(echo)['ingero_echo_quota_used_ratio{quota="storage"}'] * 18_000
+    assert 10_000 < used - n_rows_bytes < 11_000
+    assert send_nodes(echo, 5).status_code == 200
+    assert send_nodes(echo, 10).status_code == 507
+    assert len(find_nodes(echo)) == 10
 
 
 def test_the_report_names_who_stored_what(open_quota):

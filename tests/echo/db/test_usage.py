@@ -137,6 +137,40 @@ def test_what_retention_deletes_no_longer_counts_as_stored(tmp_path):
     store.close()
 
 
+def node_rows(**said):
+    return Rows(nodes={("c1", "n1"): {"ts": T0} | said})
+
+
+def test_what_a_node_says_counts_once_however_often_it_is_replaced_and_not_when_it_is_gone(
+    tmp_path,
+):
+    clock = ManualClock()
+    node_bytes = 8 + len("c1") + len("n1") + 3 * 8 + 8  # its texts come in addition
+    store = make_store(tmp_path / "echo.db", clock, retention=Retention(100 * NS_PER_S, None))
+    store.open()
+    mine = frozenset({"c1"})
+    store.write(node_rows(provider="p" * 500))
+    store.write(node_rows(provider="p" * 700))
+    assert store.usage.find_stored_bytes(mine) == node_bytes + 700
+    assert store.usage.find_stored_bytes(frozenset({"c2"})) == 0
+    clock.advance(61 * NS_PER_S)
+    store.write(node_rows(gpu_model="g" * 50))  # upkeep follows it
+    store.call(lambda connection: None).result()
+    assert store.usage.find_stored_bytes(mine) == node_bytes + 750
+    assert store.usage.find_stored_bytes(None) == node_bytes + 750
+    assert entries(store) == []
+    store.close()
+    store = make_store(tmp_path / "echo.db", clock, retention=Retention(100 * NS_PER_S, None))
+    store.open()
+    assert store.usage.find_stored_bytes(mine) == node_bytes + 750
+    for number in range(2):
+        clock.advance(61 * NS_PER_S)
+        store.write(sent_by(rows_of(1, start=number, cluster="c2"), "aa"))
+        store.call(lambda connection: None).result()
+    assert store.usage.find_stored_bytes(mine) == 0
+    store.close()
+
+
 def test_what_is_stored_counts_also_where_its_entries_were_to_be_kept_for_less(tmp_path):
     clock = ManualClock()
     retention = Retention(1000 * NS_PER_S, None, {"usage": 10 * NS_PER_S})

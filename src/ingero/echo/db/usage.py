@@ -2,6 +2,8 @@
 
 Rows are counted when they are durable and written to the table ``usage`` every few minutes. What was stored since the
 last entry when a process was killed is counted from the tables themselves at the next start, without the bearer.
+
+Nodes are replaced and not added, so what they take is summed up from their table, a row for each, and has no entry.
 """
 
 from __future__ import annotations
@@ -20,8 +22,8 @@ import pyarrow.compute as pc
 from ingero.echo.db.deduplication import Keys, mix
 from ingero.echo.db.reader import Reader
 from ingero.echo.db.retention import Horizon
-from ingero.echo.db.rows import Incoming
-from ingero.echo.schema.tables import SENT, TEXT, USAGE, Table
+from ingero.echo.db.rows import Incoming, NodeKey
+from ingero.echo.schema.tables import NODES, SENT, TEXT, USAGE, Table
 from ingero.model.arrays import IntArray
 
 _INDEX_BITS: Final = 11
@@ -83,6 +85,7 @@ class UsageLedger:
         self._since: datetime | None = None
         self._written: Mapping[str, int] = {}
         self._pending: Counter[str] = Counter()
+        self._node_bytes: dict[NodeKey, int] = {}
         self._n_stored_bytes = 0
 
     @property
@@ -125,6 +128,21 @@ class UsageLedger:
             self._pending[cluster] += int(n_bytes[code])
             self._n_stored_bytes += int(n_bytes[code])
 
+    def add_nodes(self, nodes: pa.Table) -> None:
+        """Count what nodes said, until the next `refresh` beside what is stored of them.
+
+        Args:
+            nodes: Durable rows of NODES, with ``ingested_at``.
+        """
+        keys = zip(
+            *(nodes.column(name).to_pylist() for name in ("cluster_id", "node_id")), strict=True
+        )
+        for key, n_bytes in zip(keys, measure_rows(nodes).tolist(), strict=True):
+            n_more = n_bytes - self._node_bytes.get(key, 0)
+            self._node_bytes[key] = n_bytes
+            self._pending[key[0]] += n_more
+            self._n_stored_bytes += n_more
+
     def build(self, now: datetime) -> Incoming | None:
         """What was counted since the last entry, as rows of ``usage``; None where nothing was."""
         rows = [
@@ -153,12 +171,15 @@ class UsageLedger:
             params += [table.name, *(horizon.params if horizon else ())]
         where = " OR ".join(f"({condition})" for condition in conditions)
         sql = f"SELECT cluster_id, sum(n_bytes) FROM usage WHERE {where} GROUP BY cluster_id"  # noqa: S608
-        written = {str(cluster): int(n_bytes) for cluster, n_bytes in reader.rows(sql, params)}
+        of_nodes = f"SELECT cluster_id, sum({_build_size(NODES)}) FROM nodes GROUP BY cluster_id"  # noqa: S608
+        written: Counter[str] = Counter()
+        for cluster, n_bytes in (*reader.rows(sql, params), *reader.rows(of_nodes)):
+            written[str(cluster)] += int(n_bytes)
         pending: Counter[str] = Counter()
         for (cluster, _, _), tally in self._tallies.items():
             pending[cluster] += tally.n_bytes
-        self._written, self._pending = written, pending
-        self._n_stored_bytes = sum(written.values()) + pending.total()
+        self._written, self._pending, self._node_bytes = written, pending, {}
+        self._n_stored_bytes = written.total() + pending.total()
 
 
 def find_uncounted(reader: Reader) -> Incoming | None:

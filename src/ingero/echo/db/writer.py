@@ -199,7 +199,7 @@ class Writer(threading.Thread):
         now = self._now()
         try:
             joined, nodes = build_incoming(group, now, self._backend.secret), merge_nodes(group)
-            build_nodes(nodes, now)
+            described = build_nodes(nodes, now)
         except Exception as error:  # whatever a request holds, it alone is refused
             raise BadRowsError(f"{type(error).__name__}: {error}") from error
         fresh, n_repeated, n_duplicates = self._filter.drop(joined)
@@ -215,6 +215,7 @@ class Writer(threading.Thread):
             self.counters.written += len(incoming.keys)
 
         self._backend.commit(fresh, nodes, now, keep)
+        self.usage.add_nodes(described)
         self.counters.duplicates += n_duplicates
         self.counters.repeated += n_repeated + n_stored
         self.counters.commits += 1

@@ -275,7 +275,7 @@ class IngestHandler:
         ingest.n_refused = refusals.n_refused
         ingest.n_rows = built.rows.n_rows - outcome.n_refused
         why = refusals.tell()
-        if ingest.n_refused and not ingest.n_rows and not built.rows.nodes:
+        if ingest.n_refused and not ingest.n_rows:
             self._counters.refused_body += 1
             return OtlpAnswer(AnswerStatus.BAD_DATA, f"nothing of it can be kept: {why}")
         self._counters.taken += 1

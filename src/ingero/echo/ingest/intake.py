@@ -113,7 +113,8 @@ class Intake:
         return Built(rows, refusals)
 
     def _hold_to_series(self, rows: Rows, refusals: Refusals, principal: Principal) -> None:
-        """Leave out rows of series that are more than the bearer may have."""
+        """Leave out rows of series that are more than the bearer may have, and nodes of which no row is kept."""
+        n_before = rows.n_rows
         for name in (EVENTS.name, HISTOGRAMS.name):
             table = rows.tables.get(name)
             if table is None or not table.series:
@@ -128,6 +129,13 @@ class Intake:
                     n_refused,
                     f"new series beyond this bearer's max_series of {principal.quota.max_series}",
                 )
+        if rows.n_rows < n_before:
+            kept = {
+                key
+                for table in rows.tables.values()
+                for key in zip(table.columns[1], table.columns[2], strict=True)
+            }
+            rows.nodes = {key: row for key, row in rows.nodes.items() if key in kept}
 
     def _say(self, error: Exception) -> None:
         """A body that meets a defect of ours: its place in the code, once in ten seconds."""
