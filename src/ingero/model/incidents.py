@@ -46,14 +46,33 @@ class Coverage:
         state: ``exact`` (everything seen was stored), ``sampled`` (some of it was) or ``unknown`` (the recording keeps
             no counts).
         stored: Rows of the process that were there to look at.
-        seen: Rows there were, at least; None when unknown.
+        seen: Rows there were, at least, or about so many where `most` is given; None when unknown.
         lost: Rows lost against the recorder's will; None when unknown.
+        most: Rows there were, at most, where a window cuts a minute: calls are counted by the minute. Else None.
     """
 
     state: str
     stored: int
     seen: int | None
     lost: int | None
+    most: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class GroupCounts:
+    """How many calls of one group of sources have a row.
+
+    Attributes:
+        name: The group.
+        stored: Calls with a row.
+        seen: Calls, at least, or about so many where `most` is given.
+        most: Calls, at most, where a window cuts a minute; else None.
+    """
+
+    name: str
+    stored: int
+    seen: int
+    most: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +164,7 @@ class Explanation:
         n_processes: Processes with GPU calls or off-CPU spans that were judged.
         judged: Rules that had everything they need.
         unknown: What could not be decided.
-        groups: (name, calls with a row, calls) of GPU calls, collectives and host events, without page allocations.
+        groups: GPU calls, collectives and host events, without page allocations.
         not_checked: Rules that this recording has no data for, with the reason.
     """
 
@@ -157,5 +176,5 @@ class Explanation:
     n_processes: int
     judged: tuple[str, ...] = ()
     unknown: tuple[Unknown, ...] = ()
-    groups: tuple[tuple[str, int, int], ...] = ()
+    groups: tuple[GroupCounts, ...] = ()
     not_checked: tuple[tuple[str, str], ...] = ()

@@ -251,6 +251,11 @@ class Recording:
         return self.process_names.get((node, pid)) or f"pid {pid}"
 
     @property
+    def has_weights(self) -> bool:
+        """Whether each row says how many calls it stands for: written since the recorder reads the device of a call."""
+        return self.has_gpu_ids
+
+    @property
     def is_cut(self) -> bool:
         """Whether rows of the file were left out by time."""
         return self.asked_ns != (0, 0)

@@ -234,5 +234,5 @@ def test_noise_alone_changes_no_step_time():
 def test_the_group_of_page_allocations_hides_no_other_group():
     recording = degrade(launches([1000] * 400), lambda events: sample(events, 10))
     (group,) = explain(recording).groups
-    assert group[0] == "GPU calls"
-    assert group[1] < group[2] == 400
+    assert group.name == "GPU calls"
+    assert group.stored < group.seen == 400

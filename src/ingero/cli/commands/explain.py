@@ -16,7 +16,11 @@ from ingero.cli.serving import NodesConfig
 
 if TYPE_CHECKING:
     from ingero.recording.queries.explain import AskedNode, ExplainAnswer, NodesAnswer
-    from ingero.recording.queries.explanation_answers import IncidentAnswer, WindowAnswer
+    from ingero.recording.queries.explanation_answers import (
+        GroupCoverage,
+        IncidentAnswer,
+        WindowAnswer,
+    )
     from ingero.recording.queries.operations import OperationAnswer
     from ingero.recording.queries.window import Wanted
 
@@ -179,8 +183,15 @@ def _unknown_lines(answer: ExplainAnswer | NodesAnswer) -> list[str]:
             f"  missing   {one.missing}",
             f"  do        {one.how}",
         ]
-    groups = [f"{g.group} {g.stored} of {g.seen}" for g in answer.window.coverage]
+    groups = [f"{g.group} {_of_calls(g)}" for g in answer.window.coverage]
     return [*lines, *(["", f"rows: {', '.join(groups)}"] if groups else [])]
+
+
+def _of_calls(group: GroupCoverage) -> str:
+    """How many calls of a group have a row, and how many there can have been."""
+    if group.at_most is None:
+        return f"{group.stored} of {group.seen}"
+    return f"{group.stored} of about {group.seen} (at most {group.at_most})"
 
 
 def _incident_text(incident: IncidentAnswer) -> str:
@@ -206,6 +217,8 @@ def _incident_text(incident: IncidentAnswer) -> str:
     lines += [f"  do        {step}" for step in incident.fix]
     coverage = incident.coverage
     seen = f" of at least {coverage.seen} seen" if coverage.seen is not None else ""
+    if coverage.at_most is not None:
+        seen = f" of about {coverage.seen}, at most {coverage.at_most} seen"
     lost = f", {coverage.lost} lost" if coverage.lost is not None else ""
     lines.append(
         f"  data      {coverage.state}: {coverage.stored} rows{seen}{lost}  [{incident.id}]"

@@ -2,6 +2,9 @@
 
 Old recordings overwrite finished buckets, so neither their ``count`` nor their ``stored`` is taken alone: the rows that
 are there plus the calls that were counted without a row are the least there can have been.
+
+Counts are kept per minute. Of a window that cuts one they say only how many calls there can have been at most: what is
+missing in it is taken from the weights of its rows, and what was lost in its minutes may all have been in it.
 """
 
 from __future__ import annotations
@@ -14,13 +17,16 @@ import numpy as np
 
 from ingero.model.arrays import IntArray, Records
 from ingero.model.events import EventFlag, HostOp, Source, is_stored_at_end
-from ingero.model.incidents import Coverage
+from ingero.model.incidents import Coverage, GroupCounts
 from ingero.model.operations import GPU_SOURCES, code_of
 from ingero.model.recording import Recording
+from ingero.model.sampling import is_never_sampled
 from ingero.recording.causal.exact import operation_keys
 from ingero.units import NS_PER_S
 
 _MINUTE_NS: Final = 60 * NS_PER_S
+_LATE_NS: Final = NS_PER_S
+"""A call is counted in the minute of the next totals, up to so long after it ended."""
 _SWITCH: Final = code_of(HostOp.SCHED_SWITCH)
 
 
@@ -51,11 +57,12 @@ class Count:
 
 @dataclass(frozen=True, slots=True)
 class Gap:
-    """What of some operations of one process has no row, in all of the recording.
+    """What of some operations of one process has no row, in all of the recording or in the window that was asked for.
 
     Attributes:
         stored: Calls with a row.
-        seen: Calls, at least.
+        seen: Calls, at least; in a window as its rows' weights say.
+        most: Calls, at most, where a window cuts a minute; else the same as `seen`.
         total_ns: Time in all of the calls that were counted; 0 where nobody counted.
         missing_ns: Time in the calls without a row.
         is_known: Whether anybody counted the calls that have no row.
@@ -63,6 +70,7 @@ class Gap:
 
     stored: int
     seen: int
+    most: int
     total_ns: int
     missing_ns: int
     is_known: bool
@@ -87,11 +95,20 @@ class _Tally:
     counted: int = 0
     noted: int = 0
     counted_ns: int = 0
+    lost: int = 0
+    weight: int = 0
 
-    def unstored(self, *, is_cut: bool) -> int:
-        """Calls without a row; rows that were not asked for are not missing."""
-        by_books = max(self.counted - self.noted, 0)
-        return by_books if is_cut else max(by_books, self.counted - self.rows)
+    @property
+    def by_books(self) -> int:
+        """Calls of all of its minutes without a row."""
+        return max(self.counted - self.noted, 0)
+
+    @property
+    def usual_ns(self) -> float:
+        """How long one of its calls took."""
+        if self.counted:
+            return self.counted_ns / self.counted
+        return self.row_ns / max(self.rows, 1)
 
 
 class CallCounts:
@@ -112,6 +129,7 @@ class CallCounts:
         self._row_keys = operation_keys(events)
         self._row_minutes = stamps // _MINUTE_NS
         self._row_ns = events["duration_ns"]
+        self._row_weights = np.maximum(events["weight"], 1)
         tallies = _touched(recording)
         keys = operation_keys(tallies)
         # The writer tallies rows by their minute, and the calls of both minutes may be counted in the later one: a
@@ -134,11 +152,22 @@ class CallCounts:
             np.bincount(at_row, self._row_ns, len(keys)),
             *(
                 np.bincount(at_count, self._aggregates[name], len(keys))
-                for name in ("count", "stored", "sum_duration_ns")
+                for name in ("count", "stored", "sum_duration_ns", "lost")
             ),
+            np.bincount(at_row, self._row_weights, len(keys)),
         ]
         rows = zip(*(column.astype(np.int64).tolist() for column in columns), strict=True)
         return {key: _Tally(*row) for key, row in zip(keys.tolist(), rows, strict=True)}
+
+    def _unstored(self, code: int, tally: _Tally) -> tuple[int, int]:
+        """(calls without a row, such calls at most) of one operation; rows that were not asked for are not missing."""
+        if not self._recording.is_cut:
+            unstored = max(tally.by_books, tally.counted - tally.rows)
+            return unstored, unstored
+        if not self._recording.has_weights:
+            return tally.by_books, tally.by_books
+        unstored = tally.weight - tally.rows + tally.lost
+        return unstored, unstored if _is_always_kept(code) else max(unstored, tally.by_books)
 
     @property
     def has_counts(self) -> bool:
@@ -153,22 +182,24 @@ class CallCounts:
             pid: Thread group.
             codes: Operations as source << 8 | op.
         """
-        stored = seen = total_ns = missing_ns = 0
+        stored = seen = most = total_ns = missing_ns = 0
         sources: set[int] = set()
         is_cut = self._recording.is_cut
         for code, tally in self._find(node, pid, codes):
-            unstored = tally.unstored(is_cut=is_cut)
+            unstored, at_most = self._unstored(code, tally)
             stored, seen = stored + tally.rows, seen + tally.rows + unstored
+            most += tally.rows + at_most
             total_ns += max(tally.counted_ns, tally.row_ns)
             if unstored:
                 left_ns = max(tally.counted_ns - tally.row_ns, 0)
-                missing_ns += tally.counted_ns * unstored // tally.counted if is_cut else left_ns
+                missing_ns += int(tally.usual_ns * unstored) if is_cut else left_ns
             if not tally.counted and (node, code >> 8) not in self._counted_sources:
                 sources.add(code >> 8)
         if sources and len(self._recording.coverage):
-            seen += self._sampled_out(node, tuple(sources))[0]
+            n_left_out = self._sampled_out(node, tuple(sources))[0]
+            seen, most = seen + n_left_out, most + n_left_out
         is_known = not sources or self._is_covered(node, sources)
-        return Gap(stored, seen, total_ns, missing_ns, is_known)
+        return Gap(stored, seen, most, total_ns, missing_ns, is_known)
 
     def _find(self, node: int, pid: int, codes: Iterable[int]) -> Iterator[tuple[int, _Tally]]:
         """Those of some operations that a process has: a few of the many that a rule asks for."""
@@ -199,12 +230,14 @@ class CallCounts:
         return self._row_ns[is_row], self._aggregates[is_count]
 
     def _count(self, key: int, span_ns: tuple[int, int]) -> Count:
-        """Calls of one operation of a process in the minutes that a span touches."""
+        """Calls of one operation of a process in the minutes that a span touches; at most where a window cuts one."""
         rows, counts = self._within([key], span_ns)
         stored = len(rows)
         counted, noted = int(counts["count"].sum()), int(counts["stored"].sum())
         if self._recording.is_cut:  # rows outside of what was asked for are not missing
-            return Count(stored, stored + max(counted - noted, 0))
+            lost = int(counts["lost"].sum())
+            is_kept = self._recording.has_weights and _is_always_kept(key & 0xFFFF)
+            return Count(stored, stored + (lost if is_kept else max(counted - noted, 0)))
         return Count(stored, max(stored, counted, stored + max(counted - noted, 0)))
 
     def unstored_off_cpu_ns(self, node: int, pid: int, span_ns: tuple[int, int]) -> int:
@@ -243,14 +276,18 @@ class CallCounts:
         gap = self.gap(node, pid, codes)
         if not gap.is_known or not self.has_counts:
             return Coverage("unknown", gap.stored, None, None)
+        is_short = gap.most > gap.stored or self._recording.is_truncated
         lost = self._sampled_out(node, tuple({code >> 8 for code in codes}))[1]
-        state = "sampled" if gap.unstored or self._recording.is_truncated else "exact"
         return Coverage(
-            state, gap.stored, gap.seen, lost if len(self._recording.coverage) else None
+            "sampled" if is_short else "exact",
+            gap.stored,
+            gap.seen,
+            lost if len(self._recording.coverage) else None,
+            gap.most if gap.most > gap.seen else None,
         )
 
-    def groups(self) -> tuple[tuple[str, int, int], ...]:
-        """(name, calls with a row, calls) of each group of sources that has any; page allocations are only counted."""
+    def groups(self) -> tuple[GroupCounts, ...]:
+        """Each group of sources that has any call; page allocations are only counted."""
         sums: dict[str, list[int]] = {}
         for key, tally in self._tallies.items():
             source, op = key >> 8 & 0xFF, key & 0xFF
@@ -258,13 +295,15 @@ class CallCounts:
             node = key >> 48
             is_known = (node, source) in self._counted_sources or self._is_covered(node, {source})
             if group and is_known and (source, op) != (Source.HOST, HostOp.PAGE_ALLOC):
-                into = sums.setdefault(group, [0, 0])
-                into[0] += tally.rows
-                into[1] += tally.rows + tally.unstored(is_cut=self._recording.is_cut)
+                into = sums.setdefault(group, [0, 0, 0])
+                for i, unstored in enumerate((0, *self._unstored(key & 0xFFFF, tally))):
+                    into[i] += tally.rows + unstored
         return tuple(
-            (name, sums[name][0], sums[name][1])
+            GroupCounts(name, stored, seen, most if most > seen else None)
             for name in dict.fromkeys(_GROUPS.values())
             if name in sums
+            for stored, seen, most in (sums[name],)
+            if most
         )
 
     def _sampled_out(self, node: int, sources: tuple[int, ...]) -> tuple[int, int]:
@@ -276,8 +315,9 @@ class CallCounts:
 
 
 def _touched(recording: Recording) -> Records:
-    """Counts of the minutes that the asked part of a recording touches."""
-    last = recording.asked_ns[1] // _MINUTE_NS
+    """Counts of the minutes that the asked part of a recording touches, and in which its last calls may be counted."""
+    asked_to_ns = recording.asked_ns[1]
+    last = (asked_to_ns + _LATE_NS) // _MINUTE_NS if asked_to_ns else 0
     minutes = recording.aggregates["bucket_ns"] // _MINUTE_NS
     firsts = recording.find_asked_from(recording.aggregates["node"])
     is_in = minutes >= firsts // _MINUTE_NS
@@ -285,6 +325,12 @@ def _touched(recording: Recording) -> Records:
         is_in &= minutes <= last
     touched: Records = recording.aggregates[is_in]
     return touched
+
+
+def _is_always_kept(code: int) -> bool:
+    """Whether every call of an operation has a row or is counted as lost, in a recording of this version."""
+    source, op = np.array([code >> 8], np.uint8), np.array([code & 0xFF], np.uint8)
+    return bool(is_never_sampled(source, op)[0])
 
 
 def _key(node: int, pid: int, code: int) -> int:

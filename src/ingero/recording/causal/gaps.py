@@ -85,15 +85,21 @@ def describe_gap(evidence: Evidence, process: Process, codes: Iterable[int]) -> 
     counts = evidence.counts
     gaps = {code: counts.gap(process.node, process.pid, (code,)) for code in codes}
     short = sorted(
-        ((gap.unstored, op_name(code >> 8, code & 0xFF), gap) for code, gap in gaps.items()),
-        key=lambda item: (-item[0], item[1]),
+        ((gap, op_name(code >> 8, code & 0xFF)) for code, gap in gaps.items()),
+        key=lambda item: (-item[0].unstored, item[0].stored - item[0].most, item[1]),
     )
     named = [
-        f"{name}: {gap.stored} of {gap.seen} calls have a row"
-        for unstored, name, gap in short[:_MAX_NAMED]
-        if unstored
+        f"{name}: {gap.stored} of {_count_calls(gap)} have a row"
+        for gap, name in short[:_MAX_NAMED]
+        if gap.most > gap.stored
     ]
     return "; ".join(named) or "nobody counted the calls that have no row"
+
+
+def _count_calls(gap: Gap) -> str:
+    if gap.most == gap.seen:
+        return f"{gap.seen} calls"
+    return f"about {gap.seen} calls (at most {gap.most})"
 
 
 def build_unknown(

@@ -12,6 +12,12 @@ from ingero.model.untrusted import clean
 from ingero.recording.queries.window import Wanted
 
 _LINE: Final = 512
+_AtMost = Annotated[
+    int | None,
+    msgspec.Meta(
+        description="calls at most, where the window cuts a minute: seen is then an estimate; else null"
+    ),
+]
 
 
 class CauseAnswer(msgspec.Struct, frozen=True):
@@ -37,6 +43,7 @@ class CoverageAnswer(msgspec.Struct, frozen=True):
     stored: int
     seen: int | None
     lost: int | None
+    at_most: _AtMost = None
 
 
 class AnnotationAnswer(msgspec.Struct, frozen=True):
@@ -116,6 +123,7 @@ class GroupCoverage(msgspec.Struct, frozen=True):
     group: str
     stored: int
     seen: int
+    at_most: _AtMost = None
 
 
 class WindowAnswer(msgspec.Struct, frozen=True):
@@ -183,6 +191,7 @@ def incident_answer(incident: Incident, start_ns: int) -> IncidentAnswer:
             incident.coverage.stored,
             incident.coverage.seen,
             incident.coverage.lost,
+            incident.coverage.most,
         ),
         places=list(incident.places),
     )
@@ -236,5 +245,7 @@ def window_answer(explained: Explanation, recording: Recording) -> WindowAnswer:
         truncated=recording.is_truncated,
         missing=clean(recording.describe_missing(), _LINE),
         asked_s=asked,
-        coverage=[GroupCoverage(*group) for group in explained.groups],
+        coverage=[
+            GroupCoverage(one.name, one.stored, one.seen, one.most) for one in explained.groups
+        ],
     )

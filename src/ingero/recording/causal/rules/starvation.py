@@ -207,7 +207,8 @@ def _judge(evidence: Evidence, process: Process, phase: _Phase) -> list[Finding 
         return []
     is_known = evidence.gap(process, find_codes(CALLS)).is_known
     title = _name(process, phase, silent_ns if is_known else None, top)
-    finding = _describe(process, phase, found, (title, silent_ns, n_unseen, tid))
+    were = "may have been made" if evidence.recording.is_cut else "were counted"
+    finding = _describe(process, phase, found, (title, silent_ns, n_unseen, tid), were)
     if is_serving(evidence, process):
         finding = replace(finding, fix=_FIX_SERVING)
     if is_known:
@@ -345,7 +346,11 @@ def _feeding_thread(process: Process, gaps: Intervals) -> int:
 
 
 def _describe(
-    process: Process, phase: _Phase, found: Attribution, facts: tuple[str, int, int, int]
+    process: Process,
+    phase: _Phase,
+    found: Attribution,
+    facts: tuple[str, int, int, int],
+    were: str,
 ) -> Finding:
     title, silent_ns, n_unseen, tid = facts
     n_gaps = len(phase.gaps)
@@ -364,7 +369,7 @@ def _describe(
     )
     if n_unseen:
         evidence.append(
-            f"{n_unseen} calls were counted without a row; in these gaps they fill at most "
+            f"{n_unseen} calls {were} without a row; in these gaps they fill at most "
             f"{format_duration(phase.gaps.total_ns - silent_ns)}"
         )
     return Finding(

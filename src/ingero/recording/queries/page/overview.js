@@ -20,7 +20,9 @@ function card(one, showSpan) {
   if (one.places.length) row("where", ...one.places);
   if (one.ruled_out.length) row("not it", ...one.ruled_out.map((out) => `${out.name}: ${out.why}`));
   if (one.fix.length) row("do", ...one.fix);
-  const seen = one.coverage.seen === null ? "" : ` of at least ${count(one.coverage.seen)} seen`;
+  const most = one.coverage.at_most;
+  let seen = one.coverage.seen === null ? "" : ` of at least ${count(one.coverage.seen)} seen`;
+  if (most !== null) seen = ` of about ${count(one.coverage.seen)}, at most ${count(most)} seen`;
   const lost = one.coverage.lost ? `, ${count(one.coverage.lost)} lost` : "";
   row("data", `${one.coverage.state}: ${count(one.coverage.stored)} rows${seen}${lost}`);
   const button = make("button", "Show on the timeline", { type: "button", "data-key": `show-${one.id}`, "aria-label": `Show on the timeline: ${one.title}` });
@@ -29,6 +31,7 @@ function card(one, showSpan) {
   return article;
 }
 
+const ofCalls = (one) => one.at_most === null ? count(one.seen) : `about ${count(one.seen)} (at most ${count(one.at_most)})`;
 const plain = (rules) => rules.map((rule) => rule.replaceAll("_", " ")).join(", ");
 const many = (n, one) => `${count(n)} ${one}${n === 1 ? "" : "s"}`;
 
@@ -50,7 +53,7 @@ function lookedCard(looked, part) {
   const events = part.truncated
     ? `the newest ${count(part.events)} of ${count(part.events_stored)} events`
     : many(part.events, "event");
-  const groups = part.coverage.map((one) => `${one.group} ${count(one.stored)} of ${count(one.seen)}`).join(", ");
+  const groups = part.coverage.map((one) => `${one.group} ${count(one.stored)} of ${ofCalls(one)}`).join(", ");
   return [make("h2", "What was looked at"), make("article", [facts([
     ["part", `${events} of ${part.processes === 1 ? "1 process" : `${count(part.processes)} processes`}: ${seconds} s${asked}`],
     ["not there", part.missing],
