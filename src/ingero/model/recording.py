@@ -188,6 +188,7 @@ class Recording:
         nodes: Node names; ``events["node"]`` indexes them. A recording without nodes has one: ``""``.
         process_names: Name by (node index, pid or tid).
         ranks: Place in the job by (node index, pid).
+        parents: Pid of the parent by (node index, pid), of all of the file.
         gpu_views: Which GPUs a process is shown, by (node index, pid).
         aggregates: Rows of AGGREGATE; empty when the recording keeps none.
         coverage: Rows of COVERAGE; empty when the recording keeps none.
@@ -213,6 +214,7 @@ class Recording:
     nodes: tuple[str, ...] = ("",)
     process_names: Mapping[tuple[int, int], str] = field(default_factory=dict)
     ranks: Mapping[tuple[int, int], ProcessRank] = field(default_factory=dict)
+    parents: Mapping[tuple[int, int], int] = field(default_factory=dict)
     gpu_views: Mapping[tuple[int, int], GpuView] = field(default_factory=dict)
     aggregates: Records = field(default_factory=lambda: _no_rows(AGGREGATE))
     coverage: Records = field(default_factory=lambda: _no_rows(COVERAGE))

@@ -1,9 +1,15 @@
 """What a recorder writes beside the rows: who took a thread's CPU, and when the run ended."""
 
+import os
+import sqlite3
+import subprocess
+from contextlib import closing
+
 import numpy as np
 import pytest
 
 from ingero.agent.capture.discover.identity import ProcessIdentity
+from ingero.agent.capture.discover.processes import find_family
 from ingero.agent.capture.events import BUILDERS
 from ingero.agent.capture.kernel.abi import ProcessEvent, get_dtype
 from ingero.agent.trace.recorder import Recorder
@@ -109,3 +115,21 @@ def test_a_step_of_the_wall_clock_makes_no_rank_silent_at_the_end(tmp_path, step
     recording = load_recording(path)
     assert [one.title for one in explain(recording).incidents] == []
     assert max(one.stopped_wall_ns for one in recording.sessions) == START_NS + 8 * NS_PER_S
+
+
+def test_the_parent_and_the_children_of_a_process_are_noted_when_it_is_first_seen(tmp_path):
+    with subprocess.Popen(["sleep", "60"]) as child:
+        try:
+            family = find_family(os.getpid())
+            assert family[child.pid] == os.getpid()
+            assert family[os.getpid()] == os.getppid()
+            recorder = Recorder(tmp_path / "r.db", "n", ManualClock(), invoker=find_invoker())
+            recorder.on_process(ProcessIdentity(os.getpid(), name="pytest"))
+            recorder.close()
+        finally:
+            child.kill()
+    assert find_family(2**31 - 1) == {}
+    with closing(sqlite3.connect(tmp_path / "r.db")) as connection:
+        rows = connection.execute("SELECT pid, parent FROM process_parents").fetchall()
+    assert (child.pid, os.getpid()) in rows
+    assert (os.getpid(), os.getppid()) in rows

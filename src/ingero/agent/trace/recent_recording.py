@@ -23,7 +23,12 @@ from ingero.model.recording import (
     Session,
     Unprobed,
 )
-from ingero.recording.store.rows import count_by_kind, count_by_source, stored_timestamps
+from ingero.recording.store.rows import (
+    count_by_kind,
+    count_by_source,
+    find_parents,
+    stored_timestamps,
+)
 from ingero.units import NS_PER_S
 
 MAX_ROWS: Final = 100_000
@@ -115,6 +120,7 @@ class RecentSnapshot:
             nodes=rest.nodes,
             process_names=rest.process_names,
             ranks=rest.ranks,
+            parents=rest.parents,
             gpu_views=rest.gpu_views,
             aggregates=rest.aggregates,
             coverage=rest.coverage,
@@ -194,6 +200,7 @@ class RecentRecording:
         self._snapshots: deque[Records] = deque(maxlen=_MAX_SNAPSHOTS)
         self._names: dict[int, str] = {}
         self._ranks: dict[int, ProcessRank] = {}
+        self._parents: dict[int, int] = {}
         self._gpu_views: dict[int, GpuView] = {}
         self._stacks: dict[int, Stack] = {}
 
@@ -207,6 +214,7 @@ class RecentRecording:
                 row["pid"], row["stored"] = pid, n
         noted["min_duration_ns"] = _NEVER_NS
         self._aggregates.add(noted)
+        self.put_parents(find_parents(events))
         by_source = count_by_source(events)
         covered = np.zeros(len(by_source), COVERAGE)
         for row, ((bucket_ns, source), n) in zip(covered, by_source.items(), strict=True):
@@ -242,6 +250,11 @@ class RecentRecording:
         self._names |= names
         _drop_oldest(self._names, _MAX_NAMES)
 
+    def put_parents(self, parents: Mapping[int, int]) -> None:
+        """Keep the parents of processes; a child's fork may be among the rows that are dropped."""
+        self._parents |= parents
+        _drop_oldest(self._parents, _MAX_NAMES)
+
     def put_gpu_views(self, views: Mapping[int, GpuView]) -> None:
         """Keep which GPUs processes are shown."""
         merge_views(self._gpu_views, views)
@@ -269,6 +282,7 @@ class RecentRecording:
             nodes=(self._session.node,),
             process_names={(0, pid): name for pid, name in self._names.items()},
             ranks={(0, pid): place for pid, place in self._ranks.items()},
+            parents={(0, pid): parent for pid, parent in self._parents.items()},
             gpu_views={(0, pid): view for pid, view in self._gpu_views.items()},
             aggregates=aggregates,
             coverage=self._coverage.read(),

@@ -14,6 +14,7 @@ from ingero import __version__
 from ingero.agent.annotations.admission import Admitted
 from ingero.agent.capture.discover.cgroups import seen_cgroups
 from ingero.agent.capture.discover.identity import ProcessIdentity
+from ingero.agent.capture.discover.processes import find_family
 from ingero.agent.capture.stacks.resolver import Stack
 from ingero.agent.capture.totals import Totals
 from ingero.agent.metrics.series import Kind, Series
@@ -114,7 +115,7 @@ class Recorder:
         _make_folder(path.parent, invoker)
         owner = (invoker.uid, invoker.gid) if os.geteuid() == 0 else None
         self.writer = RecordingWriter(path, node, limits, owner)
-        self.selection = Selection(clock, [self.writer], keep_all=keep_all)
+        self.selection = Selection(clock, [self.writer], keep_all=keep_all, find_family=find_family)
         for end in ("", "-wal", "-shm"):
             _give(path.with_name(path.name + end), invoker)
         self.session = build_session(node, clock, "record-all" if keep_all else "record")

@@ -5,7 +5,7 @@ For ten seconds every record is kept. After that kinds that are sampled (`ingero
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Final, Protocol
 
 import numpy as np
@@ -34,6 +34,9 @@ NAMED_NS: Final = 60 * NS_PER_S
 
 _UNCOUNTED_RINGS: Final = ("processes", "victims", OPEN_RING)
 """Rings whose records the kernel does not count by operation: every one is delivered or in ``losses``."""
+
+
+FindFamily = Callable[[int], Mapping[int, int]]
 
 
 class Sink(Protocol):
@@ -67,6 +70,10 @@ class Sink(Protocol):
         """Names of processes and threads."""
         ...
 
+    def put_parents(self, parents: Mapping[int, int], /) -> object:
+        """Parents of processes, other than those whose forks are among the rows."""
+        ...
+
     def put_gpu_views(self, views: Mapping[int, GpuView], /) -> object:
         """Which GPUs processes are shown."""
         ...
@@ -83,12 +90,21 @@ class Selection:
         clock: Both clocks.
         sinks: Keep what is chosen.
         keep_all: Keep every record.
+        find_family: Parent by child, of a process and of the children that it has when it is first seen.
     """
 
-    def __init__(self, clock: Clock, sinks: Sequence[Sink], *, keep_all: bool = False) -> None:
+    def __init__(
+        self,
+        clock: Clock,
+        sinks: Sequence[Sink],
+        *,
+        keep_all: bool = False,
+        find_family: FindFamily | None = None,
+    ) -> None:
         self._clock = clock
         self._sinks = list(sinks)
         self._keep_all = keep_all
+        self._find_family = find_family
         self._started_ns = clock.mono_ns()
         self._batches: list[Events] = []
         self._left_out: dict[int, int] = {}
@@ -102,12 +118,15 @@ class Selection:
         self._sinks.append(sink)
 
     def on_process(self, identity: ProcessIdentity) -> None:
-        """Name the process and its place in the job."""
+        """Name the process, its place in the job, its parent and its children."""
         self._processes.add(identity.pid)
+        family = self._find_family(identity.pid) if self._find_family else {}
         for sink in self._sinks:
             sink.put_process_names({identity.pid: identity.name}, self._clock.wall_ns())
             if identity.assignment.gpus is not None:
                 sink.put_gpu_views({identity.pid: identity.assignment.gpus})
+            if family:
+                sink.put_parents(family)
             if identity.launcher:
                 sink.put_ranks({identity.pid: identity.place})
 

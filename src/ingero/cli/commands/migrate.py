@@ -39,7 +39,7 @@ def command(*, db: Path | None, dry_run: bool) -> None:
         kept = f"; the old one stays as {change.kept_as}" if change.kept_as else ""
         click.echo(f"{change.table}: {plural(change.n_rows, 'row')} made anew{more}{kept}")
     for table in done.missing:
-        click.echo(f"{table}: added, empty")
+        click.echo(f"{table}: added")
     n_applied = len(done.changes) + len(done.missing)
     if not n_applied:
         click.echo(f"{path}: up to date, nothing to do")

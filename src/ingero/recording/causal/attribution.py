@@ -165,6 +165,24 @@ def _workers(
     return [*found, (OWN_THREAD, own.intervals)] if len(own) else found
 
 
+def find_strangers(evidence: Evidence, process: Process, tid: int) -> dict[int, Intervals]:
+    """Sleep of a thread by the process that ended it, where nobody noted whose child that one is."""
+    off = process.thread(tid).of(OpKind.OFF_CPU)
+    sleeps = off.where(evidence.column("reason", off) == OffCpuReason.SLEEP)
+    wakers = evidence.column("other_pid", sleeps)
+    known = {0, process.pid} | {
+        child
+        for (node, _), born in evidence.children.items()
+        if node == process.node
+        for child in born
+    }
+    return {
+        pid: sleeps.where(wakers == pid).intervals
+        for pid in np.unique(wakers).tolist()
+        if pid not in known and not evidence.is_observer(process.node, pid)
+    }
+
+
 def _by_child(
     evidence: Evidence, process: Process, sleeps: EventRows, family: frozenset[int]
 ) -> Iterator[tuple[str, Intervals]]:

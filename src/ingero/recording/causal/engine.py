@@ -88,7 +88,8 @@ def _ask(evidence: Evidence, rule: Rule) -> _RuleOutcome:
     unknown: list[Unknown] = []
     for found in rule.find(evidence):
         if isinstance(found, Unjudged):
-            unknown.append(build_unknown(evidence, rule, found.process, missing=found.missing))
+            reason = found.missing, found.how
+            unknown.append(build_unknown(evidence, rule, found.process, reason=reason))
             continue
         who = [p for p in (found.process, *found.others) if p is not None]
         keys = {(p.node, p.pid) for p in who}

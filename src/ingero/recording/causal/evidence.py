@@ -228,10 +228,12 @@ class Evidence:
 
     @cached_property
     def children(self) -> dict[tuple[int, int], frozenset[int]]:
-        """Pids forked by each process, by (node, parent)."""
+        """Pids of the children of each process, by (node, parent)."""
         events = self.recording.events
         forks = events[(events["source"] == Source.HOST) & (events["op"] == HostOp.FORK)]
         born: dict[tuple[int, int], set[int]] = {}
+        for (node, child), pid in self.recording.parents.items():
+            born.setdefault((node, pid), set()).add(child)
         for node, pid, child in zip(
             forks["node"].tolist(), forks["pid"].tolist(), forks["arg1"].tolist(), strict=True
         ):

@@ -66,10 +66,12 @@ class Unjudged:
     Attributes:
         process: Of whom.
         missing: What it would have needed.
+        how: How to record that; empty where calls have no row.
     """
 
     process: Process
     missing: str
+    how: str = ""
 
 
 @dataclass(frozen=True, slots=True)

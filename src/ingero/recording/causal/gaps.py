@@ -103,9 +103,15 @@ def _count_calls(gap: Gap) -> str:
 
 
 def build_unknown(
-    evidence: Evidence, rule: Rule, process: Process, *, missing: str = "", title: str = ""
+    evidence: Evidence,
+    rule: Rule,
+    process: Process,
+    *,
+    reason: tuple[str, str] = ("", ""),
+    title: str = "",
 ) -> Unknown:
-    """One rule's answer on one process that it could not judge."""
+    """One rule's answer on one process that it could not judge; `reason` is what is missing, and how to record it."""
+    missing, how = reason
     codes = rule.needs.codes or find_codes(CALLS)
     text = missing or describe_gap(evidence, process, codes)
     place = evidence.recording.ranks.get((process.node, process.pid))
@@ -117,7 +123,7 @@ def build_unknown(
         process=process.name,
         rank=place.rank if place and place.rank >= 0 else None,
         missing=text,
-        how=RECORD_ALL if is_counted else _RECORD_AGAIN,
+        how=how or (RECORD_ALL if is_counted else _RECORD_AGAIN),
         title=title,
     )
 

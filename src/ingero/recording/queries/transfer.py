@@ -60,6 +60,7 @@ class _Part(msgspec.Struct, forbid_unknown_fields=True):
     n_damaged: int = 0
     stacks: dict[int, str] = {}
     gpu_views: list[tuple[int, int, GpuView]] = []
+    parents: list[tuple[int, int, int]] = []
 
 
 def encode_part(recording: Recording) -> bytes:
@@ -85,6 +86,7 @@ def encode_part(recording: Recording) -> bytes:
             recording.n_damaged,
             _choose_stacks(recording),
             [(*key, view) for key, view in recording.gpu_views.items()],
+            [(*key, parent) for key, parent in recording.parents.items()],
         )
     )
 
@@ -141,6 +143,7 @@ def decode_part(body: bytes) -> Recording:
         n_damaged=part.n_damaged,
         stacks=part.stacks,
         gpu_views={(node, pid): view for node, pid, view in part.gpu_views},
+        parents={(node, pid): parent for node, pid, parent in part.parents},
     )
 
 
@@ -184,6 +187,7 @@ def join_parts(parts: Sequence[tuple[str, Recording]]) -> Recording:
     unwritten: list[Unwritten] = []
     stacks: dict[int, str] = {}
     gpu_views: dict[tuple[int, int], GpuView] = {}
+    parents: dict[tuple[int, int], int] = {}
     for address, recording in parts:
         first = len(nodes)
         for name in recording.nodes:
@@ -207,6 +211,7 @@ def join_parts(parts: Sequence[tuple[str, Recording]]) -> Recording:
         names |= _shift(recording.process_names, first)
         stacks |= recording.stacks
         gpu_views |= _shift(recording.gpu_views, first)
+        parents |= _shift(recording.parents, first)
         ranks |= _shift(recording.ranks, first)
     joined: dict[str, Any] = {
         name: np.concatenate(rows) if rows else np.empty(0, _TABLES[name])
@@ -224,6 +229,7 @@ def join_parts(parts: Sequence[tuple[str, Recording]]) -> Recording:
         n_damaged=sum(recording.n_damaged for _, recording in parts),
         stacks=stacks,
         gpu_views=gpu_views,
+        parents=parents,
         n_events_stored=sum(recording.n_events_stored for _, recording in parts),
         is_truncated=any(recording.is_truncated for _, recording in parts),
         has_gpu_ids=all(recording.has_gpu_ids for _, recording in parts),

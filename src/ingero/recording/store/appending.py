@@ -26,10 +26,13 @@ from ingero.recording.store.rows import (
     ADD_AGGREGATE,
     ADD_COVERAGE,
     INSERT_EVENT,
+    INSERT_PARENT,
     INSERT_SESSION,
     count_by_kind,
     count_by_source,
     event_rows,
+    find_parents,
+    parent_rows,
     stored_rows,
 )
 from ingero.recording.store.schema import CARRIED_OVER
@@ -198,6 +201,7 @@ class RecordingAppender:
             INSERT_EVENT, event_rows(events, self._node, self._next_id, self.ranks)
         )
         self._next_id += len(events)
+        self.connection.executemany(INSERT_PARENT, parent_rows(find_parents(events), self._node))
         self.connection.executemany(ADD_AGGREGATE, stored_rows(count_by_kind(events), self._node))
         by_source = count_by_source(events)
         self.connection.executemany(

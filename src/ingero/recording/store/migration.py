@@ -13,7 +13,13 @@ from ingero.model.events import OP_NAMES, Source
 from ingero.recording.store.files import check_recording, open_database, store_errors, table_columns
 from ingero.recording.store.identity import derive_identity
 from ingero.recording.store.lock import WriterLock
-from ingero.recording.store.schema import SCHEMA_INFO, TABLES, create_tables, find_outdated
+from ingero.recording.store.schema import (
+    FILL_PARENTS,
+    SCHEMA_INFO,
+    TABLES,
+    create_tables,
+    find_outdated,
+)
 
 _KEPT_AS: Final = "old_"
 
@@ -160,6 +166,8 @@ def _apply(connection: sqlite3.Connection, plan: RecordingMigration, path: Path)
                 )
         if not change.kept_as:
             connection.execute(f"DROP TABLE {old}")
+    if "process_parents" in plan.missing:
+        connection.execute(FILL_PARENTS)
     if not connection.execute("SELECT 1 FROM recordings").fetchone():
         connection.execute("INSERT INTO recordings (id, node) VALUES (?, ?)", (identity, node))
     sql = "INSERT OR REPLACE INTO schema_info VALUES ('version', ?)"

@@ -32,7 +32,7 @@ from ingero.recording.store.event_loader import EventLoader, LoadFilter, RowSele
 from ingero.recording.store.files import open_recording, store_errors, table_columns
 from ingero.recording.store.pages import open_scratch
 from ingero.recording.store.rows import read_view
-from ingero.recording.store.schema import OCTAVES
+from ingero.recording.store.schema import FORKED, OCTAVES
 from ingero.recording.store.typed import INT64, Kind, int_range, select_typed
 
 
@@ -111,6 +111,7 @@ class _Loader:
             nodes=selection.nodes,
             process_names=self._load_names(events),
             ranks=self._load_ranks(events),
+            parents=self._load_parents(),
             gpu_views=self._load_gpu_views(),
             aggregates=self._load_table("event_aggregates", AGGREGATE, _AGGREGATE_COLUMNS),
             coverage=self._load_table("coverage", COVERAGE, _COVERAGE_COLUMNS),
@@ -190,6 +191,21 @@ class _Loader:
                 if isinstance(comm, str) and comm:
                     names[node_idx, pid] = comm
         return names | self._load_ambiguous()
+
+    def _load_parents(self) -> dict[tuple[int, int], int]:
+        """Parents of processes, whatever part was asked for: a child may have been forked before it began."""
+        origin = "process_parents"
+        if not table_columns(self._connection, origin):
+            is_whole = not self._selection.where and not self._selection.is_truncated
+            if is_whole or not {"arg1", "node"} <= self._selection.columns:
+                return {}
+            origin = f"({FORKED})"
+        kinds: dict[str, Kind] = {"node": str, "pid": INT64, "parent": INT64}
+        rows, n_damaged = select_typed(self._connection, origin, kinds)
+        if origin == "process_parents":  # a damaged event is counted with the events
+            self._n_damaged += n_damaged
+        nodes = self._selection.node_idx
+        return {(nodes[node], pid): parent for node, pid, parent in rows if node in nodes}
 
     def _load_gpu_views(self) -> dict[tuple[int, int], GpuView]:
         if not table_columns(self._connection, "process_gpus"):

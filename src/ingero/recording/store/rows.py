@@ -8,7 +8,7 @@ from typing import Final
 import numpy as np
 
 from ingero.model.arrays import IntArray, Records
-from ingero.model.events import EventFlag, Events, is_stored_at_end
+from ingero.model.events import EventFlag, Events, HostOp, Source, is_stored_at_end
 from ingero.model.gpu_view import GpuView
 from ingero.model.recording import ProcessRank
 from ingero.units import NS_PER_S
@@ -49,6 +49,7 @@ ADD_HISTOGRAM: Final = (
     "VALUES (?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (bucket, source, op, pid, node, from_ns, to_ns) "
     "DO UPDATE SET count = count + excluded.count"
 )
+INSERT_PARENT: Final = "INSERT OR REPLACE INTO process_parents (pid, parent, node) VALUES (?, ?, ?)"
 INSERT_SNAPSHOT: Final = (
     "INSERT OR IGNORE INTO system_snapshots "
     "(timestamp, cpu_pct, mem_pct, mem_avail, swap_mb, load_avg, node) VALUES (?, ?, ?, ?, ?, ?, ?)"
@@ -86,6 +87,18 @@ def event_rows(
     columns = zip(*(events[name].tolist() for name in _EVENT_COLUMNS), strict=True)
     for i, (stamp, row) in enumerate(zip(stamps, columns, strict=True), start=first_id):
         yield (f"{node}:{i}", stamp, node, *places.get(row[0], _NO_RANK), *row)
+
+
+def find_parents(events: Events) -> dict[int, int]:
+    """Parent by child, of the forks among some rows."""
+    is_fork = (events["source"] == Source.HOST) & (events["op"] == HostOp.FORK)
+    forks = events[is_fork]
+    return dict(zip(forks["arg1"].tolist(), forks["pid"].tolist(), strict=True))
+
+
+def parent_rows(parents: Mapping[int, int], node: str) -> list[tuple[object, ...]]:
+    """Parameters of INSERT_PARENT."""
+    return [(pid, parent, node) for pid, parent in parents.items()]
 
 
 def count_by_source(events: Events) -> dict[tuple[int, int], int]:

@@ -13,6 +13,8 @@ from collections.abc import Mapping
 from contextlib import closing
 from typing import Final
 
+from ingero.model.events import HostOp, Source
+
 USER_VERSION: Final = 10
 """``PRAGMA user_version`` of a file this version writes, and the newest it reads."""
 
@@ -65,6 +67,10 @@ TABLES: Final[dict[str, str]] = {
     "process_names": """
   pid INTEGER NOT NULL, name TEXT NOT NULL, seen_at INTEGER NOT NULL DEFAULT 0,
   node TEXT NOT NULL DEFAULT '', PRIMARY KEY (pid, node)
+""",
+    "process_parents": """
+  pid INTEGER NOT NULL, parent INTEGER NOT NULL, node TEXT NOT NULL DEFAULT '',
+  PRIMARY KEY (pid, node)
 """,
     "process_gpus": """
   pid INTEGER NOT NULL, nodes TEXT NOT NULL, visible TEXT NOT NULL, device_order TEXT NOT NULL,
@@ -137,6 +143,14 @@ OCTAVES: Final = (
 )
 """Rows of ``latency_buckets`` out of the table that earlier versions of this program wrote: whole octaves."""
 
+FORKED: Final = (
+    "SELECT arg1 AS pid, pid AS parent, node FROM events "  # noqa: S608 - own numbers
+    f"WHERE source = {Source.HOST:d} AND op = {HostOp.FORK:d} ORDER BY rowid"
+)
+"""Rows of ``process_parents`` out of the events of a file that has no such table."""
+
+FILL_PARENTS: Final = f"INSERT OR REPLACE INTO process_parents {FORKED}"
+
 INDEXES: Final = (
     "CREATE INDEX IF NOT EXISTS idx_events_timestamp ON events(timestamp)",
     "CREATE INDEX IF NOT EXISTS idx_chains_detected_at ON causal_chains(detected_at)",
@@ -165,6 +179,7 @@ CARRIED_OVER: Final = (
         "INSERT INTO sessions VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
     ),
     ("SELECT * FROM process_names", "INSERT INTO process_names VALUES (?, ?, ?, ?)"),
+    ("SELECT * FROM process_parents", "INSERT INTO process_parents VALUES (?, ?, ?)"),
     ("SELECT * FROM process_gpus", "INSERT INTO process_gpus VALUES (?, ?, ?, ?, ?)"),
     ("SELECT * FROM unprobed WHERE until = 0", "INSERT INTO unprobed VALUES (?, ?, ?, ?, ?, ?)"),
     ("SELECT * FROM cgroup_metadata", "INSERT INTO cgroup_metadata VALUES (?, ?, ?, ?, ?, ?)"),
@@ -179,6 +194,7 @@ SCHEMA_INFO: Final[dict[str, str]] = {
     "arg0_note": "bytes for allocations and copies, function for launches, handle for synchronisations, sectors for io",
     "unprobed_note": "libraries whose calls are in no table between since and until, or only as the reason says; an "
     "until of 0 is the end of the recording",
+    "process_parents_note": "the last parent of each pid, from its fork or from /proc when its parent was seen first",
     "process_gpus_note": "nodes are the NVIDIA devices in a process's /dev, by commas; visible is its "
     "CUDA_VISIBLE_DEVICES, 'unset' without one; several rows of a process: it was shown others after an exec, or "
     "its number was given to another",
@@ -206,8 +222,11 @@ def create_tables(
     """
     connection.execute("PRAGMA auto_vacuum = INCREMENTAL")
     connection.execute("PRAGMA journal_mode = WAL")
+    has_parents = table_exists(connection, "process_parents")
     for name, body in TABLES.items():
         connection.execute(f"CREATE TABLE IF NOT EXISTS {name} ({body})")
+    if not has_parents:
+        connection.execute(FILL_PARENTS)
     for statement in INDEXES:
         connection.execute(statement)
     if table_exists(connection, "latency_histograms"):

@@ -29,8 +29,10 @@ from ingero.recording.store.rows import (
     ADD_COVERAGE,
     ADD_HISTOGRAM,
     INSERT_ANNOTATION,
+    INSERT_PARENT,
     INSERT_SNAPSHOT,
     aggregate_rows,
+    parent_rows,
     write_view,
 )
 from ingero.recording.store.settings import WriterCounters, WriterSettings
@@ -185,6 +187,10 @@ class RecordingWriter(WriterThread):
         """Name processes and threads; a later name replaces an earlier one."""
         rows = [(pid, name, seen_wall_ns, self._node) for pid, name in names.items()]
         self._put_rows("INSERT OR REPLACE INTO process_names VALUES (?, ?, ?, ?)", rows)
+
+    def put_parents(self, parents: Mapping[int, int]) -> None:
+        """Note the parents of processes, which are no forks that were seen; those are noted with their rows."""
+        self._put_rows(INSERT_PARENT, parent_rows(parents, self._node))
 
     def put_gpu_views(self, views: Mapping[int, GpuView]) -> None:
         """Note which GPUs processes are shown; all that is said of a process stays."""

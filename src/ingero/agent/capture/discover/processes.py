@@ -7,8 +7,10 @@ lies beneath, so that is one file too, or every call of the one would be counted
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import functools
+import itertools
 import os
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
@@ -23,6 +25,7 @@ from ingero.closing import Closing
 
 _PROC: Final = Path("/proc")
 _SHOWN_FROZEN: Final = frozenset("SD")
+_MAX_THREADS: Final = 1024
 _MAX_STAT_BYTES: Final = 4096  # 52 numbers and a name of 64 bytes at most
 
 
@@ -348,6 +351,19 @@ def find_descendants(pids: Collection[int]) -> set[int]:
         found.update(new)
         waiting.extend(new)
     return found
+
+
+def find_family(pid: int) -> dict[int, int]:
+    """Parent by child, of a process and of the children that its threads have now; what cannot be read is absent."""
+    folder, family = _PROC / str(pid), dict[int, int]()
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        text = (folder / "stat").read_text(errors="replace")
+        family[pid] = int(text.rpartition(")")[2].split()[1])
+        for thread in itertools.islice((folder / "task").iterdir(), _MAX_THREADS):
+            with contextlib.suppress(OSError):  # it ended, or the kernel shows no children
+                children = (thread / "children").read_text().split()
+                family |= dict.fromkeys(map(int, children), pid)
+    return family
 
 
 def is_program(mapping: Mapping) -> bool:

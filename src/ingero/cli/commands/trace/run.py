@@ -18,6 +18,7 @@ import click
 from ingero.agent.capture.delivery import Observer
 from ingero.agent.capture.discover.cgroups import seen_cgroups
 from ingero.agent.capture.discover.library_paths import iter_installed
+from ingero.agent.capture.discover.processes import find_family
 from ingero.agent.capture.gpu.nvml import Nvml
 from ingero.agent.capture.gpu.readings import find_throttles
 from ingero.agent.capture.kernel.abi import Stacks
@@ -281,7 +282,8 @@ def _open_watch(
     if recorder is not None:
         recorder.selection.add(recent)
         return None, watch
-    return Selection(clock, [recent], keep_all=options.record_all), watch
+    keep_all = options.record_all
+    return Selection(clock, [recent], keep_all=keep_all, find_family=find_family), watch
 
 
 def _open_inference(

@@ -29,6 +29,7 @@ from ingero.recording.causal.attribution import (
     WORKER,
     Attribution,
     attribute,
+    find_strangers,
     find_waits,
 )
 from ingero.recording.causal.evidence import EventRows, Evidence, Process
@@ -47,6 +48,10 @@ _ALONE_NS: Final = NS_PER_S
 _MIN_PHASE_SHARE: Final = 0.20
 _RETURNED_AT_ONCE: Final = 0.10
 _MIN_ASKED: Final = 3
+_MAX_WAKERS: Final = 3
+_NOTE_PARENTS: Final = (
+    "record with this version: it notes the children that a process has when it is first seen"
+)
 _WORK: Final = (OpKind.LAUNCH, OpKind.GRAPH_LAUNCH, OpKind.COPY)
 _ALIKE: Final = 0.10
 """Gaps within this factor of the phase's median, either way, are of one kind: shorter ones are part of the busy time,
@@ -191,9 +196,7 @@ def _is_candidate(process: Process, phase: _Phase) -> bool:
 
 def _judge(evidence: Evidence, process: Process, phase: _Phase) -> list[Finding | Unjudged]:
     is_idle, is_shown_after = _is_idle_proven(evidence, process.calls, phase.gaps)
-    if not is_idle:
-        return []
-    if evidence.counts.is_off_cpu_overwritten(process.node, process.pid):
+    if not is_idle or evidence.counts.is_off_cpu_overwritten(process.node, process.pid):
         return []
     silent_ns, n_unseen = _least_silence(evidence, process, phase, is_shown_after=is_shown_after)
     if silent_ns < phase.gaps.total_ns / 2:
@@ -203,7 +206,9 @@ def _judge(evidence: Evidence, process: Process, phase: _Phase) -> list[Finding 
     waits = find_waits(evidence, process, tid)
     found = attribute(waits, phase.gaps.starts, phase.gaps.ends, uncertain_ns=uncertain)
     top, share = found.shares[0] if found.shares else (NO_REASON, 0.0)
-    if top in {SLEEPING, NO_REASON} or top.startswith("preempt") or share < NAMED_SHARE:
+    if top == SLEEPING:
+        return _suspect_workers(evidence, process, tid, phase.gaps)
+    if top == NO_REASON or top.startswith("preempt") or share < NAMED_SHARE:
         return []
     is_known = evidence.gap(process, find_codes(CALLS)).is_known
     title = _name(process, phase, silent_ns if is_known else None, top)
@@ -218,6 +223,21 @@ def _judge(evidence: Evidence, process: Process, phase: _Phase) -> list[Finding 
     doubt = "nobody counted the calls that have no row: some may lie in these gaps"
     first = replace(first, evidence=(doubt, *first.evidence))
     return [replace(finding, causes=(first, *others), most=Severity.MEDIUM)]
+
+
+def _suspect_workers(
+    evidence: Evidence, process: Process, tid: int, gaps: Intervals
+) -> list[Finding | Unjudged]:
+    """Nothing for a pause; unknown where other processes ended it and may be workers that were forked unseen."""
+    ended = {
+        pid: gaps.within(spans) for pid, spans in find_strangers(evidence, process, tid).items()
+    }
+    if sum(ended.values()) < gaps.total_ns / 2:
+        return []
+    longest = sorted(ended, key=lambda pid: (-ended[pid], pid))[:_MAX_WAKERS]
+    names = dict.fromkeys(evidence.process_name(process.node, pid) for pid in longest)
+    missing = f"whether what ended its sleep is a worker of its own ({', '.join(names)}): nobody noted the parent"
+    return [Unjudged(process, missing, _NOTE_PARENTS)]
 
 
 def _name(process: Process, phase: _Phase, silent_ns: int | None, top: str) -> str:
