@@ -368,9 +368,13 @@ def _without_processors(kit):
 
 class Forgettable:
     n_discards = 0
+    n_ends = 0
 
     def discard(self):
         self.n_discards += 1
+
+    def end(self):
+        self.n_ends += 1
 
 
 def test_shared_state_lives_while_its_settings_do():
@@ -414,6 +418,28 @@ def test_a_shared_state_of_no_component_outlives_every_reload():
     assert states.get(("", "files"), Forgettable) is state
     states.restore(before)
     assert states.get(("", "files"), Forgettable) is state
+    assert not state.n_discards
+
+
+def test_shared_states_end_with_the_service_also_those_that_were_forgotten():
+    kit = Kit()
+    states = SharedStates()
+    gone, kept, plain = (
+        states.get((name, "map"), build)
+        for name, build in (("p/1", Forgettable), ("e/1", Forgettable), ("e/2", dict))
+    )
+    states.discard_unused(states.set_aside_changed(kit.config(CHAIN), _without_processors(kit)))
+    states.end()
+    assert (gone.n_discards, gone.n_ends) == (1, 1)
+    assert (kept.n_discards, kept.n_ends, plain) == (0, 1, {})
+
+
+def test_a_state_of_a_place_outlives_every_reload():
+    kit = Kit()
+    states = SharedStates()
+    state = states.get(("/var/lib/x", "queue"), Forgettable)
+    states.discard_unused(states.set_aside_changed(kit.config(CHAIN), _without_processors(kit)))
+    assert states.get(("/var/lib/x", "queue"), Forgettable) is state
     assert not state.n_discards
 
 

@@ -119,7 +119,8 @@ class Host(Protocol):
 
         Args:
             key: The component's id as text, and the name of the state. The state outlives a reload that did not
-                change the settings of that component; with an empty id it outlives every reload.
+                change the settings of that component. One of no component, whose key begins with the absolute path of a
+                file or folder or with nothing, outlives every reload.
             build: Makes it.
         """
         ...
@@ -414,6 +415,10 @@ class BatchStore(Protocol):
 
 class BatchStorage(Protocol):
     """Capability of ``file_storage`` and its kin."""
+
+    def find_place(self, owner: str) -> str:
+        """Where the store of one component is: the same over reloads, whatever the settings, while its batches are."""
+        ...
 
     def open_store(self, owner: str) -> BatchStore:
         """The store of one component, such as ``exporters.otlp``. Raises IngeroError when it cannot be used."""

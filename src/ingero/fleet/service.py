@@ -474,6 +474,7 @@ class FleetService:
         began_ns = self.clock.mono_ns()
         timeout_ns = self._generation.config.service.shutdown_timeout
         await self._stop_generation(self._generation, timeout_ns)
+        self.states.end()
         _log.info("stopped in %s", format_duration(self.clock.mono_ns() - began_ns))
 
     def _set_up(self, config: FleetConfig) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from typing import Protocol, cast, runtime_checkable
+from weakref import WeakSet
 
 from ingero.fleet.component import ComponentKind, SharedT
 from ingero.fleet.config import FleetConfig
@@ -22,6 +23,15 @@ class Discardable(Protocol):
 
 
 @runtime_checkable
+class Unfinished(Protocol):
+    """A shared state that may hold data until the service ends, even after it was forgotten."""
+
+    def end(self) -> None:
+        """Count what it holds as lost."""
+        ...
+
+
+@runtime_checkable
 class Adjustable(Protocol):
     """A shared state that can go on under other settings, which its component gives it when it starts."""
 
@@ -35,6 +45,7 @@ class SharedStates:
 
     def __init__(self) -> None:
         self._states: dict[StateKey, object] = {}
+        self._forgotten: WeakSet[Unfinished] = WeakSet()
 
     def get(self, key: StateKey, build: Callable[[], SharedT]) -> SharedT:
         """The state of this key, built if there is none yet."""
@@ -67,8 +78,18 @@ class SharedStates:
     def discard_unused(self, states: Mapping[StateKey, object]) -> None:
         """Forget those of these states that are no longer handed out."""
         for key, state in states.items():
-            if self._states.get(key) is not state and isinstance(state, Discardable):
+            if self._states.get(key) is state:
+                continue
+            if isinstance(state, Discardable):
                 state.discard()
+            if isinstance(state, Unfinished):
+                self._forgotten.add(state)
+
+    def end(self) -> None:
+        """The service ends: what states still hold is lost."""
+        for state in (*self._states.values(), *self._forgotten):
+            if isinstance(state, Unfinished):
+                state.end()
 
 
 def _settings_of(config: FleetConfig, component: str) -> dict[ComponentKind, object]:

@@ -7,6 +7,7 @@ import threading
 from contextlib import contextmanager
 
 import pytest
+from tests.fleet.helpers.test_sending import join_threads
 
 from ingero.config import parse_model
 from ingero.errors import BadDataError, ConfigError, IngeroError, PermanentError, RetryableError
@@ -321,6 +322,75 @@ def test_queue_size_counts_what_an_earlier_process_left(tmp_path):
     with storing(tmp_path) as (host, extension):
         n_left = len(extension.open_store("exporters.otlphttp/up").list_keys())
     assert 2 <= n_left <= 3  # one may have been under way
+
+
+async def reload_while_under_way(tmp_path, upstream, following):
+    """Stop sender and storage while the first of two batches is under way, and start both again; the host."""
+    host = ManualHost()
+    config = parse_model(FileStorageConfig, {"directory": str(tmp_path), "timeout": "0s"})
+
+    async def start_storage():
+        extension = FileStorage(NAME, config)
+        await extension.start(host)
+        host._offers = [(BatchStorage, NAME, extension)]
+        return extension
+
+    extension = await start_storage()
+    one = sender(host, upstream)
+    one.consume(metrics(1))
+    await asyncio.to_thread(wait_until, lambda: one.read_state().n_waiting == 0)
+    one.consume(metrics(2))
+    stopping = asyncio.create_task(one.stop())
+    await asyncio.sleep(0)
+    stopping.cancel()
+    await asyncio.gather(stopping, return_exceptions=True)
+    await extension.stop()
+    extension = await start_storage()
+    two = sender(host, following)
+    assert (two.read_state().n_waiting, len(following.taken)) == (1, 0)
+    upstream.open.set()
+    await asyncio.to_thread(wait_until, lambda: len(upstream.taken + following.taken) == 2)
+    await end(two, host)
+    await extension.stop()
+    return host
+
+
+@pytest.mark.parametrize("answer", [None, RetryableError])
+def test_a_stored_batch_under_way_over_a_reload_is_sent_again_only_if_it_was_not_taken(
+    tmp_path, answer
+):
+    upstream, following = Upstream(answer), Upstream(None)
+    upstream.open.clear()
+    host = asyncio.run(reload_while_under_way(tmp_path, upstream, following))
+    assert [number for _, number, _ in upstream.taken] == ([1] if answer is None else [])
+    assert [number for _, number, _ in following.taken] == ([2] if answer is None else [1, 2])
+    assert [one.name for one in (tmp_path / "exporters.otlphttp%2Fup").iterdir()] == ["lock"]
+    name = "otelcol_exporter_{}_metric_points_total"
+    assert host.read(name.format("sent"), exporter="otlphttp/up") == 2
+    assert host.read(name.format("send_failed"), exporter="otlphttp/up") == 0
+    assert host.read("ingero_fleet_storage_damaged_batches_total", **LABELS) == 0
+
+
+def test_a_stored_batch_under_way_at_the_end_stays_for_the_next_process(tmp_path):
+    upstream = Upstream()
+    upstream.open.clear()
+
+    async def scenario(host):
+        one = sender(host, upstream)
+        one.consume(metrics(1))
+        await asyncio.to_thread(wait_until, lambda: one.read_state().n_waiting == 0)
+        host.draining = True
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(one.stop(), 0.01)
+        upstream.open.set()
+        await asyncio.to_thread(join_threads)
+
+    with storing(tmp_path) as (host, _):
+        asyncio.run(scenario(host))
+        name = "otelcol_exporter_send_failed_metric_points_total"
+        assert host.read(name, exporter="otlphttp/up") == 0
+    with storing(tmp_path) as (_, extension):
+        assert len(extension.open_store("exporters.otlphttp/up").list_keys()) == 1
 
 
 def test_storage_that_does_not_run_or_has_no_queue_is_refused(tmp_path):

@@ -72,6 +72,13 @@ def _run(scenario):
     return host, asyncio.run(scenario(host))
 
 
+def join_threads():
+    """Wait for every thread that sends to end."""
+    for thread in threading.enumerate():
+        if thread.name.startswith("send-otlphttp"):
+            thread.join()
+
+
 async def _end(sender, host):
     host.draining = True
     await sender.stop()
@@ -367,9 +374,7 @@ def test_shutdown_ends_at_its_deadline_and_counts_and_tells_what_is_left(caplog)
         stopping.cancel()
         with pytest.raises(asyncio.CancelledError):
             await stopping
-        for thread in threading.enumerate():
-            if thread.name.startswith("send-otlphttp-"):
-                await asyncio.to_thread(thread.join)
+        await asyncio.to_thread(join_threads)
 
     host, _ = _run(scenario)
     assert _read(host, "send_failed") == 6
@@ -413,7 +418,7 @@ def test_batches_refused_for_good_are_two_log_lines_at_most(caplog):
     assert _read(host, "send_failed") == 40
 
 
-def test_stop_that_is_cancelled_counts_what_is_left():
+def test_stop_that_is_cancelled_counts_once_what_waits_and_what_is_under_way(caplog):
     destination = Destination()
     destination.open.clear()
 
@@ -432,9 +437,16 @@ def test_stop_that_is_cancelled_counts_what_is_left():
         lost = _read(host, "send_failed")
         destination.open.set()
         await asyncio.to_thread(destination.wait_until, lambda one: one.taken)
+        await asyncio.to_thread(join_threads)
         return lost
 
-    assert _run(scenario)[1] == 2
+    host, lost = _run(scenario)
+    assert (lost, _read(host, "send_failed"), _read(host, "sent")) == (4, 4, 0)
+    (line,) = caplog.records
+    assert line.getMessage() == (
+        "items lost: the destination did not take them before shutdown_timeout"
+    )
+    assert read_fields(line) == {"exporter": "otlphttp", "items": 4}
 
 
 def test_reload_hands_what_waits_to_the_next_exporter_of_that_name():

@@ -144,16 +144,21 @@ class FileStorage:
         while self._stores:
             self._stores.pop().close()
 
+    def find_place(self, owner: str) -> str:
+        """The folder of one component's queue, as an absolute path."""
+        return str(self._find_folder(owner).resolve())
+
     def open_store(self, owner: str) -> BatchStore:
         """The queue of one component. Raises IngeroError when it cannot be used."""
         config = self._config
-        folder = Path(config.directory, quote(owner, safe=""))
-        settings = BatchFolderSettings(
-            folder, int(config.directory_permissions, 8), config.timeout, config.fsync
-        )
+        mode = int(config.directory_permissions, 8)
+        settings = BatchFolderSettings(self._find_folder(owner), mode, config.timeout, config.fsync)
         store = BatchFolder(settings, self._losses, self._clock)
         self._stores.append(store)
         return store
+
+    def _find_folder(self, owner: str) -> Path:
+        return Path(self._config.directory, quote(owner, safe=""))
 
     def _make_folder(self) -> None:
         if not self._config.create_directory:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import TypeAlias
 
 from pydantic import Field
@@ -34,6 +36,44 @@ class OtlpClientConfig(ClientConfig):
         return self.sending_queue, self.retry_on_failure
 
 
+class OpenClient:
+    """A connection that is closed once no request is under way on it any more: a cut one may have been taken."""
+
+    def __init__(self, sender: OtlpSender) -> None:
+        self._sender = sender
+        self._lock = threading.Lock()
+        self._n_uses = 0
+        self._is_closed = False
+
+    @contextmanager
+    def use(self) -> Iterator[OtlpSender]:
+        """Send on it. Raises RetryableError when no more is sent."""
+        with self._lock:
+            if self._is_closed:
+                raise RetryableError("the exporter is stopped")
+            self._n_uses += 1
+        try:
+            yield self._sender
+        finally:
+            self._end_use()
+
+    def close(self) -> None:
+        """Send no more; what is under way has its answer first."""
+        with self._lock:
+            if self._is_closed:
+                return
+            self._is_closed = True
+            self._n_uses += 1
+        self._end_use()
+
+    def _end_use(self) -> None:
+        with self._lock:
+            self._n_uses -= 1
+            is_unused = self._is_closed and not self._n_uses
+        if is_unused:
+            self._sender.close()
+
+
 class QueuedOtlpExporter:
     """Sends batches through a queue.
 
@@ -59,13 +99,13 @@ class QueuedOtlpExporter:
         self._find_destination = find_destination
         self._queue = Sender(component, self._deliver, *waiting)
         self._auth: Authenticator | None = None
-        self._sender: OtlpSender | None = None
+        self._client: OpenClient | None = None
 
     async def start(self, host: Host) -> None:
         """Open the connection. Raises IngeroError for unusable TLS files or an unknown authenticator."""
         self._clock = host.clock
         self._auth = find_authenticator(host, self._config.auth)
-        self._sender = self._open_sender(host, self._make_headers)
+        self._client = OpenClient(self._open_sender(host, self._make_headers))
         self._rejected = host.meter.counter(REJECTED).bound(exporter=self._name)
         self._queue.start(host)
 
@@ -74,9 +114,8 @@ class QueuedOtlpExporter:
         try:
             await self._queue.stop()
         finally:
-            if self._sender is not None:
-                self._sender.close()
-                self._sender = None
+            if self._client is not None:
+                self._client.close()
 
     def consume(self, batch: Batch) -> None:
         """Queue a batch; see `Sender.consume`."""
@@ -92,12 +131,11 @@ class QueuedOtlpExporter:
         return reveal(self._config.headers) | dict(own)
 
     def _deliver(self, batch: Batch) -> None:
-        sender = self._sender
-        if sender is None:
-            raise RetryableError(f"exporters.{self._name} is stopped")
+        assert self._client is not None
         try:
             destination = self._find_destination(batch.signal)
-            reply = sender.send(batch.export, self._clock.wall_ns())
+            with self._client.use() as sender:
+                reply = sender.send(batch.export, self._clock.wall_ns())
         except BadDataError as error:
             raise PermanentError(error.message) from error
         if not reply.is_taken:

@@ -6,19 +6,22 @@ destination that is only slow makes its pushers wait: `Sender.find_refusal` says
 batch. One that took nothing for ten seconds holds up nobody: what others take meanwhile is lost for it
 (`ingero.fleet.graph.FanOut`).
 
-Lossy: every item that is not delivered is in ``otelcol_exporter_send_failed_*`` (refused permanently, retries
-ran out, or left over at the end) or ``otelcol_exporter_enqueue_failed_*`` (the queue was full while others took the
-batch).
+A request that is under way when a stop times out is not cut. Its thread goes on, and settles the batch in the queue
+that the exporter shares with the one that takes over after a reload (`ingero.fleet.helpers.waiting_batches`).
+
+Lossy: every item that is not delivered is in ``otelcol_exporter_send_failed_*`` (refused permanently, retries ran out,
+or left over at the end or under changed settings) or ``otelcol_exporter_enqueue_failed_*`` (the queue was full while
+others took the batch).
 """
 
 from __future__ import annotations
 
 import asyncio
-import logging
 import random
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -45,8 +48,6 @@ _LAST_TRIES_NS: Final = NS_PER_S // 2
 _UNREADABLE_PAUSE_S: Final = 1.0
 """Between two attempts to read what is stored."""
 
-_log = logging.getLogger("ingero.fleet.exporter")
-
 
 class SendingThreads:
     """Takes waiting batches on threads, which are started as they are needed.
@@ -54,9 +55,8 @@ class SendingThreads:
     Args:
         waiting: Where batches wait.
         n_threads: Most threads.
-        send: Settles one batch; returns True when it is to wait again, for the exporter that takes over.
+        send: Sends one batch; returns what counts its end, or None when it is to wait again.
         report: Counts batches whose sending met a defect, and what cannot be read.
-        host: The running service.
 
     Attributes:
         waiting: What waits.
@@ -68,70 +68,84 @@ class SendingThreads:
         self,
         waiting: WaitingBatches,
         n_threads: int,
-        send: Callable[[Batch], bool],
+        send: Callable[[Batch], Callable[[], None] | None],
         report: SendingReport,
-        host: Host,
     ) -> None:
         self._n_threads = n_threads
         self._send = send
         self._report = report
-        self._host = host
-        self._wake = threading.Condition()
+        self._wake = threading.Condition(waiting.lock)
+        self._pausing = threading.Condition(waiting.lock)
         self._n_started = 0
         self._n_idle = 0
         self._settled: Future[None] | None = None
+        self._is_last = False
         self.is_stopping = False
         self.is_over = False
         self.waiting = waiting
 
     def start(self) -> None:
         """Begin with what an earlier exporter left."""
-        with self._wake:
-            self._start_thread()
+        with self.waiting.lock:
+            self.waiting.on_change = self._go_on
+            self._go_on()
 
     def put(self, batch: Batch, max_batches: int) -> bool:
         """Queue a batch; False where as many as allowed wait. Raises RetryableError when it cannot be stored."""
-        with self._wake:
+        with self.waiting.lock:
             if len(self.waiting) >= max_batches:
                 return False
             self.waiting.put(batch)
-            self._start_thread()
-            self._wake.notify()
+            self.waiting.on_change()
             return True
 
     def pause(self, wait_ns: float) -> None:
         """Wait before the next attempt: not while a reload takes over, and briefly while the service ends."""
-        with self._wake:
+        with self._pausing:
             if self.is_stopping:
                 wait_ns = min(wait_ns, _LAST_TRIES_NS)
-                self._wake.wait_for(lambda: self.is_over, wait_ns / NS_PER_S)
+                self._pausing.wait_for(lambda: self.is_over, wait_ns / NS_PER_S)
             else:
-                self._wake.wait_for(lambda: self.is_stopping, wait_ns / NS_PER_S)
+                self._pausing.wait_for(lambda: self.is_stopping, wait_ns / NS_PER_S)
 
-    async def stop(self) -> None:
-        """Wait until every batch is settled, or what waits is left to the next exporter."""
+    async def stop(self, *, is_last: bool) -> None:
+        """Wait until every batch is settled, or what waits is left to the next exporter.
+
+        A batch that is still under way when this wait is cancelled is left to its thread.
+
+        Args:
+            is_last: There is no next exporter: what waits is tried for the last time, and what is left then is lost.
+        """
         settled: Future[None] = Future()
         settled.set_running_or_notify_cancel()  # a wait that is cancelled leaves it to the threads
-        with self._wake:
-            self.is_stopping, self._settled = True, settled
+        with self.waiting.lock:
+            self.is_stopping, self._is_last, self._settled = True, is_last, settled
             self._check_settled()
             self._wake.notify_all()
+            self._pausing.notify_all()
         try:
             await asyncio.wrap_future(settled)
         finally:
-            with self._wake:
+            if is_last:
+                self.waiting.end()
+            with self.waiting.lock:
                 self._settled = None  # a thread that ends later finds nothing to tell
                 self.is_over = True
                 self._wake.notify_all()
+                self._pausing.notify_all()
 
-    def discard(self) -> int:
-        """Count what will not be sent any more; returns the items. Batches under way are settled by their threads."""
-        with self._wake:
-            return self.waiting.discard()
+    def _go_on(self) -> None:
+        """A batch came, or one was settled, maybe by a thread of the exporter before; the lock is held."""
+        if len(self.waiting) > self._n_idle and self._n_started < self._n_threads:
+            self._start_thread()
+        if self.is_stopping:
+            self._wake.notify_all()
+        elif len(self.waiting):
+            self._wake.notify()
+        self._check_settled()
 
     def _start_thread(self) -> None:
-        """Start one more thread when batches wait and none is free; the lock is held."""
-        if len(self.waiting) and not self._n_idle and self._n_started < self._n_threads:
+        if not self.leaves_rest():
             self._n_started += 1
             name = f"send-{self._report.name}-{self._n_started}"
             threading.Thread(target=self._work, name=name, daemon=True).start()
@@ -140,53 +154,60 @@ class SendingThreads:
     def _is_emptying(self) -> bool:
         """Whether what waits is to be sent although the service ends: it would be lost, or its destination works."""
         is_kept = self.waiting.is_durable and self._report.away_ns is not None
-        return self._host.draining and not is_kept
+        return self._is_last and not is_kept
 
     def leaves_rest(self) -> bool:
         """Whether a batch that was not taken is left to the next exporter, or to the next process."""
-        return self.is_stopping and not self._is_emptying
+        return self.is_over or (self.is_stopping and not self._is_emptying)
 
     def _work(self) -> None:
         try:
             while (waiting := self._take()) is not None:
                 self._settle(waiting)
         finally:
-            with self._wake:
+            with self.waiting.lock:
                 self._n_started -= 1
                 self._check_settled()
 
     def _settle(self, waiting: WaitingBatch) -> None:
         try:
-            is_left = self._send(waiting.batch)
+            count = self._send(waiting.batch)
         except Exception as error:  # noqa: BLE001 - one batch's defect must not end the thread of all others
-            self._report.give_up(waiting.batch, _describe_defect(error))
-            is_left = False
-        with self._wake:
-            (self.waiting.give_back if is_left else self.waiting.settle)(waiting)
+            count = partial(self._report.give_up, waiting.batch, _describe_defect(error))
+        with self.waiting.lock:
+            if count is None:
+                self.waiting.give_back(waiting)
+            elif self.waiting.settle(waiting):
+                count()
+            self.waiting.on_change()
 
     def _take(self) -> WaitingBatch | None:
-        with self._wake:
+        with self.waiting.lock:
             self._n_idle += 1
-            self._check_settled()
             try:
                 return self._find_next()
             finally:
                 self._n_idle -= 1
 
     def _find_next(self) -> WaitingBatch | None:
-        """Wait for a batch; None when this thread is to end. The lock is held."""
+        """Wait for a batch; None when this thread is to end. The lock is held.
+
+        What threads of the exporter before have under way counts as well: no more are sent at once over a reload, and
+        one thread keeps the order.
+        """
         while True:
-            while not len(self.waiting) and not self.is_stopping:
-                self._wake.wait()
-            if not len(self.waiting) or self.leaves_rest():
+            if self.is_stopping and (not len(self.waiting) or self.leaves_rest()):
                 return None
+            if not len(self.waiting) or self.waiting.n_taken >= self._n_threads:
+                self._wake.wait()
+                continue
             try:
                 found = self.waiting.take()
             except RetryableError as trouble:
                 self._report.note_refusal(trouble)
                 if self.is_stopping:
                     return None  # what is stored stays for the next process
-                self._wake.wait_for(lambda: self.is_stopping, _UNREADABLE_PAUSE_S)
+                self._pausing.wait_for(lambda: self.is_stopping, _UNREADABLE_PAUSE_S)
             else:
                 if found is not None:
                     return found
@@ -194,7 +215,7 @@ class SendingThreads:
     def _check_settled(self) -> None:
         """Wake `stop` when nothing is under way; the lock is held."""
         settled = self._settled
-        if settled is None or settled.done() or self._n_started > self._n_idle:
+        if settled is None or settled.done() or self.waiting.n_taken:
             return
         if not len(self.waiting) or not self._is_emptying or not self._n_started:
             settled.set_result(None)
@@ -232,9 +253,9 @@ class Sender:
         self._host = host
         self._clock: Clock = host.clock
         self._report = SendingReport(self._name, host)
-        waiting = open_waiting(self._name, self._queue.storage, host, self._report.count_lost)
+        waiting = open_waiting(self._name, self._queue.storage, host, self._report.lose)
         self._threads = threads = SendingThreads(
-            waiting, self._queue.num_consumers, self._send, self._report, host
+            waiting, self._queue.num_consumers, self._send, self._report
         )
         labels = {"exporter": self._name}
         host.meter.gauge(QUEUE_CAPACITY).set(self._queue.queue_size, **labels)
@@ -280,21 +301,16 @@ class Sender:
         """Wait until everything waiting is settled, or a reload will take it over.
 
         While the service ends, what the destination does not take for now is tried again until the service cancels
-        this wait (its ``shutdown_timeout``); the rest is then counted as lost.
+        this wait (its ``shutdown_timeout``); the rest is then counted as lost, also what is under way.
         """
-        threads = self._threads
-        if threads is None:
-            return
-        try:
-            await threads.stop()
-        finally:
-            n_items = threads.discard() if self._host.draining else 0  # what is stored stays
-            if n_items:
-                message = "items lost: the destination did not take them before shutdown_timeout"
-                _log.warning(message, extra={"fields": {"exporter": self._name, "items": n_items}})
+        if self._threads is not None:
+            await self._threads.stop(is_last=self._host.draining)
 
-    def _send(self, batch: Batch) -> bool:
-        """Send until taken, refused permanently or out of time; True when the next exporter is to send it."""
+    def _send(self, batch: Batch) -> Callable[[], None] | None:
+        """Send until taken, refused permanently or out of time; returns what counts that.
+
+        None when the next exporter is to send it.
+        """
         threads = self._threads
         assert threads is not None
         began_ns = self._clock.mono_ns()
@@ -303,25 +319,20 @@ class Sender:
             try:
                 self._deliver(batch)
             except RetryableError as refusal:
+                if threads.is_over:
+                    return None
                 wait_ns = self._next_wait(interval_ns, refusal)
-                if threads.is_over and threads.leaves_rest():
-                    return True
-                if threads.is_over or self._is_late(began_ns, wait_ns):
-                    return self._give_up(batch, refusal)
+                if self._is_late(began_ns, wait_ns):
+                    return partial(self._report.give_up, batch, refusal)
                 self._report.count_retry(refusal, len(threads.waiting))
                 threads.pause(wait_ns)
                 interval_ns = min(interval_ns * self._retry.multiplier, self._retry.max_interval)
                 if threads.leaves_rest():
-                    return True
+                    return None
             except DeliveryError as refusal:
-                return self._give_up(batch, refusal)
+                return partial(self._report.give_up, batch, refusal)
             else:
-                self._report.count_sent(batch)
-                return False
-
-    def _give_up(self, batch: Batch, refusal: DeliveryError) -> bool:
-        self._report.give_up(batch, refusal)
-        return False
+                return partial(self._report.count_sent, batch)
 
     def _send_now(self, batch: Batch) -> None:
         try:

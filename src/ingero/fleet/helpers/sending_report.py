@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from typing import Final
 
 from ingero.errors import DeliveryError, RetryableError
@@ -171,6 +172,14 @@ class SendingReport:
     def count_lost(self, batch: Batch) -> None:
         """A batch is lost."""
         self._failed[batch.signal](batch.export.n_items)
+
+    def lose(self, batches: Sequence[Batch], why: str) -> None:
+        """Count batches that nobody will send any more, and say so."""
+        for batch in batches:
+            self.count_lost(batch)
+        n_items = sum(batch.export.n_items for batch in batches)
+        fields = {"exporter": self.name, "items": n_items}
+        _log.warning("items lost: %s", why, extra={"fields": fields})
 
     def give_up(self, batch: Batch, refusal: DeliveryError) -> None:
         """Count a batch that its destination refused, or did not take in time, and say so."""
