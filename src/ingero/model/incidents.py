@@ -94,7 +94,7 @@ class Incident:
         end_ns: Last moment, Unix time.
         lost_ns: Time that the problem took.
         window_share: `lost_ns` as a part of the time the process was watched.
-        watched_ns: From the process's first row to its last; 0 for the whole node.
+        watched_ns: From the process's first row to its last, less what nobody watched in between; 0 for the whole node.
         n_cases: How often it happened.
         causes: By share, greatest first.
         ruled_out: What was checked and is not the reason.

@@ -22,6 +22,7 @@ from ingero.model.recording import Recording
 from ingero.recording.causal.coverage import CallCounts, Gap
 from ingero.recording.causal.exact import Statistics, compute_statistics
 from ingero.recording.causal.intervals import Intervals, Times
+from ingero.recording.causal.watching import find_between_lives, find_unwatched
 from ingero.units import NS_PER_S
 
 FoundT = TypeVar("FoundT")
@@ -107,6 +108,7 @@ class Process:
         rows: Everything it did or suffered, in time order.
         calls: Calls towards the GPU that returned; a driver call inside a runtime call is left out.
         open: Calls towards the GPU that had not returned when recording ended, likewise.
+        unwatched: When nobody watched it, or its pid was nobody's: of that time the lack of rows says nothing.
     """
 
     node: int
@@ -115,6 +117,7 @@ class Process:
     rows: EventRows = field(repr=False)
     calls: EventRows = field(repr=False)
     open: EventRows = field(repr=False)
+    unwatched: Intervals = field(repr=False)
 
     @property
     def window_ns(self) -> tuple[int, int]:
@@ -123,9 +126,16 @@ class Process:
 
     @property
     def watched_ns(self) -> int:
-        """How long it was watched; at least 1."""
-        first, last = self.window_ns
-        return max(last - first, 1)
+        """How long it was watched from its first row to its last; at least 1."""
+        return max(self.watched_within(*self.window_ns), 1)
+
+    def watched_within(self, start_ns: int, end_ns: int) -> int:
+        """How much of a span it was watched."""
+        return self.unwatched.gaps(start_ns, end_ns).total_ns
+
+    def to_watched(self, moments: Times) -> Times:
+        """Moments by a clock that stands still while nobody watches it."""
+        return moments - self.unwatched.covered_ns(np.zeros_like(moments), moments)
 
     @property
     def worth_ns(self) -> int:
@@ -139,9 +149,8 @@ class Process:
 
     @property
     def active_length_ns(self) -> int:
-        """How long it made GPU calls; at least 1."""
-        first, last = self.active_ns
-        return max(last - first, 1)
+        """How long it was watched from its first GPU call to its last; at least 1."""
+        return max(self.watched_within(*self.active_ns), 1)
 
     def thread(self, tid: int) -> EventRows:
         """The rows of one of its threads."""
@@ -265,6 +274,7 @@ class Evidence:
             return
         keys = events["node"].astype(np.int64) << _TID_BITS | events["pid"]
         order = np.argsort(keys, kind="stable")
+        between_runs = [find_unwatched(self.recording, i) for i in range(len(self.recording.nodes))]
         for here in _split(keys[order]):
             idx = order[here]
             rows = self._rows if len(idx) == len(events) else self._rows.where(idx)
@@ -274,7 +284,9 @@ class Evidence:
             name = self.process_name(node, pid)
             is_open = (self.column("flags", rows) & EventFlag.IN_FLIGHT) != 0
             calls, open_ = (self._outermost_calls(rows.where(m)) for m in (~is_open, is_open))
-            yield Process(node, pid, name, rows, calls, open_)
+            between_lives = find_between_lives(rows.starts, rows.ends, rows.codes)
+            unwatched = between_runs[node].union(between_lives)
+            yield Process(node, pid, name, rows, calls, open_, unwatched)
 
     def _outermost_calls(self, rows: EventRows) -> EventRows:
         """Calls that no earlier call of the same thread contains.

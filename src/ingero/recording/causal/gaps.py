@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterable
 from typing import Final
 
-import numpy as np
-
-from ingero.model.events import HostOp, op_name
+from ingero.model.events import op_name
 from ingero.model.incidents import Unknown
-from ingero.model.operations import CALLS, code_of, find_codes
+from ingero.model.operations import CALLS, find_codes
 from ingero.recording.causal.coverage import Gap
-from ingero.recording.causal.evidence import Evidence, Process, remembered
+from ingero.recording.causal.evidence import Evidence, Process
 from ingero.recording.causal.finding import Rule
-from ingero.recording.causal.intervals import NO_TIME, Intervals
 
 _MAX_NAMED: Final = 3
 RECORD_ALL: Final = "record with --sampling-rate 1 --record-all"
@@ -40,44 +36,6 @@ def is_blocked(rule: Rule, process: Process, gap: Gap) -> bool:
     if rule.needs.is_time:
         return gap.missing_ns >= process.worth_ns
     return gap.share > rule.needs.max_missing
-
-
-@remembered
-def find_unwatched(evidence: Evidence, process: Process) -> Intervals:
-    """When nobody watched a process, or its pid was nobody's: of that time the lack of rows says nothing.
-
-    Between two runs of the agent on its node; a run that does not say when it stopped lasted to the last row before the
-    next one. And from the end of a process to the first row of another one of the same pid.
-    """
-    return _between_runs(evidence, process.node).union(_between_lives(process))
-
-
-def _between_runs(evidence: Evidence, node: int) -> Intervals:
-    name = evidence.recording.nodes[node]
-    runs = sorted(
-        (one.started_wall_ns, one.stopped_wall_ns)
-        for one in evidence.recording.sessions
-        if one.node == name and one.started_wall_ns
-    )
-    if len(runs) < 2:
-        return NO_TIME
-    is_node = evidence.recording.events["node"] == node
-    starts, ends = evidence.rows.starts[is_node], evidence.rows.ends[is_node]
-    watched: list[tuple[int, int]] = []
-    for (start_ns, stop_ns), (next_ns, _) in itertools.pairwise(runs):
-        before = ends[starts < next_ns]
-        last_ns = min(int(before.max()), next_ns) if len(before) else start_ns
-        watched.append((start_ns, stop_ns or last_ns))
-    times = np.array(watched, np.int64)
-    return Intervals.of(times[:, 0], times[:, 1]).gaps(runs[0][0], runs[-1][0])
-
-
-def _between_lives(process: Process) -> Intervals:
-    ends = process.rows.ends[process.rows.codes == code_of(HostOp.EXIT)]
-    starts = np.append(process.rows.starts, np.iinfo(np.int64).max)
-    later = starts[np.searchsorted(process.rows.starts, ends, side="right")]
-    is_again = later < np.iinfo(np.int64).max
-    return Intervals.of(ends[is_again], later[is_again])
 
 
 def describe_gap(evidence: Evidence, process: Process, codes: Iterable[int]) -> str:

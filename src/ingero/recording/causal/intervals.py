@@ -72,6 +72,13 @@ class Intervals:
         ends = np.concatenate((np.clip(self.starts, start_ns, end_ns), [end_ns]))
         return Intervals.of(starts, ends)
 
+    def without(self, other: Intervals) -> Intervals:
+        """What of the set lies outside of another one."""
+        if not len(self) or not len(other):
+            return self
+        span = int(self.starts[0]), int(self.ends[-1])
+        return self.gaps(*span).union(other).gaps(*span)
+
     def _measure_to(self, times: Times, before: Times) -> Times:
         """Length of the set left of each time."""
         i = np.searchsorted(self.starts, times, side="right") - 1

@@ -14,6 +14,7 @@ from ingero.model.events import EventFlag, Events, GraphOp, Source, op_name
 from ingero.model.recording import Recording
 from ingero.model.untrusted import clean
 from ingero.recording.causal.exact import Statistics, compute_statistics, share_of_rows
+from ingero.recording.causal.watching import find_watched
 from ingero.recording.queries.paging import PageArgs, cut_page
 from ingero.recording.queries.recording_file import RecordingFile
 from ingero.recording.queries.window import Wanted, format_wall
@@ -208,7 +209,7 @@ def summarise_graphs(recording: Recording) -> GraphSummary:
     launches, made = calls[GraphOp.LAUNCH], calls[GraphOp.INSTANTIATE]
     made_ns = sum(one.total_ns for one in counted if one.op == GraphOp.INSTANTIATE)
     captures = _capture_lengths(_of_graphs(recording))
-    span_ns = recording.window_ns[1] - recording.window_ns[0]
+    span_ns = find_watched(recording).total_ns
     return GraphSummary(
         captures=calls[GraphOp.END_CAPTURE],
         instantiations=made,

@@ -11,6 +11,7 @@ from ingero.model.recording import Recording
 from ingero.model.untrusted import clean
 from ingero.recording.causal.evidence import Evidence
 from ingero.recording.causal.exact import Statistics, compute_statistics
+from ingero.recording.causal.watching import find_unwatched
 
 
 class OperationAnswer(msgspec.Struct, frozen=True):
@@ -55,9 +56,12 @@ def list_operations(recording: Recording) -> list[OperationAnswer]:
     """Every operation of every process, most total time first; nested driver calls are rows of their own."""
     evidence = Evidence(recording)
     watched = {(p.node, p.pid): p.watched_ns for p in evidence.processes}
-    first, last = recording.window_ns
+    of_node = [
+        max(find_unwatched(recording, node).gaps(*recording.window_ns).total_ns, 1)
+        for node in range(len(recording.nodes))
+    ]
     found = [
-        _answer(recording, one, watched.get((one.node, one.pid), max(last - first, 1)))
+        _answer(recording, one, watched.get((one.node, one.pid), of_node[one.node]))
         for one in compute_statistics(recording)
         if not evidence.is_observer(one.node, one.pid)
     ]

@@ -23,7 +23,7 @@ from ingero.model.operations import OpKind, code_of
 from ingero.recording.causal.attribution import NAMED_SHARE, OWN_THREAD, WORKER, find_waits
 from ingero.recording.causal.evidence import EventRows, Evidence, Process, remembered
 from ingero.recording.causal.finding import Finding, Needs, Unjudged, process_rule
-from ingero.recording.causal.gaps import describe_gap, find_unwatched
+from ingero.recording.causal.gaps import describe_gap
 from ingero.recording.causal.intervals import NO_TIME, Intervals, Times
 from ingero.units import NS_PER_MS, NS_PER_S, format_duration
 
@@ -103,7 +103,7 @@ def _find_pauses(evidence: Evidence, process: Process) -> Pauses:
         return _NO_PAUSES
     busy = Intervals.of(work.starts, np.maximum(work.ends, work.starts + 1))
     every = busy.gaps(int(calls.starts[0]), int(busy.ends[-1]))
-    is_watched = find_unwatched(evidence, process).covered_ns(every.starts, every.ends) == 0
+    is_watched = process.unwatched.covered_ns(every.starts, every.ends) == 0
     every = Intervals(every.starts[is_watched], every.ends[is_watched])
     lengths = every.ends - every.starts
     n_within, n_soon = (

@@ -43,12 +43,14 @@ def _captures_graphs(_evidence: Evidence, process: Process) -> bool:
     "graph_unused", "A graph is instantiated and never launched", Needs(_GRAPHS, is_absence=True)
 )
 def graph_unused(evidence: Evidence, process: Process) -> Finding | None:
-    """Instantiated at least half a minute before the end and never launched."""
+    """Instantiated, watched for at least half a minute after that, and never launched."""
     made = _of(process, GraphOp.INSTANTIATE)
     handles = evidence.column("arg0", made)
     launched = evidence.column("arg0", process.calls.of(OpKind.GRAPH_LAUNCH))
     last = process.active_ns[1]
-    is_unused = (handles != 0) & ~np.isin(handles, launched) & (made.ends <= last - _UNUSED_NS)
+    last_watched, made_watched = process.to_watched(np.array([last])), process.to_watched(made.ends)
+    is_unused = (handles != 0) & ~np.isin(handles, launched)
+    is_unused &= made_watched <= last_watched - _UNUSED_NS
     unused = made.where(is_unused)
     if not len(unused):
         return None
@@ -86,9 +88,8 @@ def graph_recaptured(_evidence: Evidence, process: Process) -> Finding | None:
     n_pairs = min(len(begins), len(captures))
     capture_ns = int((captures.ends[:n_pairs] - begins.starts[:n_pairs]).sum()) if n_pairs else 0
     lost_ns = max(capture_ns, building.intervals.total_ns)
-    first, last = process.active_ns
     is_often = len(captures) >= _MIN_CAPTURES and len(launches) < _MIN_REPLAYS * len(captures)
-    if not is_often or lost_ns < max(_MIN_LOST_NS, _MIN_LOST_SHARE * (last - first)):
+    if not is_often or lost_ns < max(_MIN_LOST_NS, _MIN_LOST_SHARE * process.active_length_ns):
         return None
     return Finding(
         title=f"CUDA graph captured {len(captures)} times for {len(launches)} launches: {process.name} rebuilds it",

@@ -1,7 +1,8 @@
 """Memory of the device, or pinned memory of the host, that grows to the end and is not given back.
 
 Where every allocation and every free has a row, by pointer: what is held, and when it was taken. Where rows are
-missing, by the bytes that the recorder counted in each minute, which need no rows.
+missing, by the bytes that the recorder counted in each minute, which need no rows. What was freed while nobody watched
+is not known: of a process that was watched several times, the longest of them is judged.
 """
 
 from __future__ import annotations
@@ -131,11 +132,19 @@ def _judge(evidence: Evidence, process: Process, memory: _Memory) -> Finding | U
     return _judge_pointers(evidence, process, memory, rows) if len(rows) >= _MIN_UNFREED else None
 
 
+def _longest_watch(process: Process) -> tuple[int, int]:
+    """The longest part of the time of its GPU calls in which a process was watched all the time."""
+    parts = process.unwatched.gaps(*process.active_ns)
+    at = int((parts.ends - parts.starts).argmax()) if len(parts) else 0
+    return (int(parts.starts[at]), int(parts.ends[at])) if len(parts) else process.active_ns
+
+
 def _judge_pointers(
     evidence: Evidence, process: Process, memory: _Memory, rows: EventRows
 ) -> Finding | None:
+    first, last = _longest_watch(process)
+    rows = rows.where((rows.starts >= first) & (rows.starts <= last))
     balance = _match(evidence, rows)
-    first, last = process.active_ns
     edges = np.linspace(first, last, _QUARTERS + 1)[1:-1]
     quarter = np.searchsorted(edges, balance.starts_ns, side="right")
     kept = np.where(balance.is_freed, 0, balance.n_bytes)
@@ -175,7 +184,10 @@ def _judge_bytes(
 ) -> Finding | Unjudged | None:
     """Growth minute by minute, from counted bytes; the runtime's calls where there are any, else the driver's."""
     table = evidence.recording.aggregates
+    span_ns = _longest_watch(process)
     table = table[(table["node"] == process.node) & (table["pid"] == process.pid)]
+    is_in = table["bucket_ns"] > span_ns[0] - _MINUTE_NS
+    table = table[is_in & (table["bucket_ns"] <= span_ns[1])]
     missing = describe_gap(evidence, process, find_codes(memory.kinds))
     codes = table["source"].astype(np.int64) << 8 | table["op"]
     is_alloc, is_free = (np.isin(codes, list(find_codes((kind,)))) for kind in memory.kinds)
@@ -196,11 +208,15 @@ def _judge_bytes(
     taken = int(table["sum_arg0"][is_alloc].sum())
     if total < max(_MIN_GROWTH_BYTES, _MIN_UNFREED_SHARE * taken) or not is_steady:
         return None
-    return _describe_bytes(process, memory, quarters, (taken, n_minutes))
+    return _describe_bytes(process, memory, quarters, (taken, n_minutes), span_ns)
 
 
 def _describe_bytes(
-    process: Process, memory: _Memory, quarters: list[int], totals: tuple[int, int]
+    process: Process,
+    memory: _Memory,
+    quarters: list[int],
+    totals: tuple[int, int],
+    span_ns: tuple[int, int],
 ) -> Finding:
     taken, n_minutes = totals
     total = sum(quarters)
@@ -211,7 +227,7 @@ def _describe_bytes(
             f"{n_minutes} minutes, "
             f"{format_size(per_s)}/s to the end"
         ),
-        span_ns=process.active_ns,
+        span_ns=span_ns,
         lost_ns=0,
         causes=name_cause(
             "more bytes allocated than freed",

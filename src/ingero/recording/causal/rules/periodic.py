@@ -75,13 +75,12 @@ def _judged_calls(evidence: Evidence, process: Process) -> EventRows:
     """
     once = one_time_calls(evidence, process)
     calls = process.calls.where(~np.isin(process.calls.idx, once.idx))
-    first, last = process.active_ns
     waited_ns = process.calls.of(OpKind.SYNC).intervals.total_ns
     is_judged = np.isin(calls.kinds, _ALLOCATIONS)
     is_judged |= (calls.kinds == OpKind.COPY) & (
         evidence.column("arg3", calls) == HostMemory.PINNED
     )
-    if waited_ns < _BACKLOG_SHARE * (last - first):
+    if waited_ns < _BACKLOG_SHARE * process.active_length_ns:
         is_judged |= np.isin(calls.kinds, _LAUNCHES)
     return calls.where(is_judged)
 
@@ -92,7 +91,6 @@ def _judge(evidence: Evidence, process: Process, calls: EventRows) -> Finding | 
     durations = calls.durations
     typical = float(np.median(durations))
     is_slow = durations > max(_RATIO * typical, typical + _MIN_EXTRA_NS)
-    first, last = process.active_ns
     codes = np.unique(calls.codes).tolist()
     if evidence.gap(process, codes).unstored:
         # Neither the usual duration nor the distance in calls is that of all calls.
@@ -101,11 +99,14 @@ def _judge(evidence: Evidence, process: Process, calls: EventRows) -> Finding | 
             and int(is_slow.sum()) >= _MIN_SPIKES
         )
         return Unjudged(process, describe_gap(evidence, process, codes)) if is_open else None
-    rhythm = _find_rhythm(calls, _find_spikes(durations, typical, np.flatnonzero(is_slow)))
+    slow_idx = _find_spikes(durations, typical, np.flatnonzero(is_slow))
+    starts = calls.starts[slow_idx]
+    is_after_hole = process.unwatched.covered_ns(np.append(starts[:1], starts[:-1]), starts) > 0
+    rhythm = _find_rhythm(calls, slow_idx, is_after_hole)
     if rhythm is None:
         return None
     lost_ns = _lost_ns(durations[rhythm.slow], typical)
-    if lost_ns < max(_MIN_LOST_NS, _MIN_LOST_SHARE * (last - first)):
+    if lost_ns < max(_MIN_LOST_NS, _MIN_LOST_SHARE * process.active_length_ns):
         return None
     every = f"every {rhythm.period_calls:.0f} calls ({format_duration(rhythm.period_ns)})"
     slow = format_duration(float(np.median(durations[rhythm.slow])))
@@ -158,31 +159,44 @@ def _find_spikes(durations: IntArray, typical: float, slow_idx: IntArray) -> Int
     return slow_idx[is_spike]
 
 
-def _find_rhythm(calls: EventRows, slow_idx: IntArray) -> _Rhythm | None:
+def _find_rhythm(calls: EventRows, slow_idx: IntArray, is_after_hole: BoolArray) -> _Rhythm | None:
     """The rhythm of most spikes, in calls or in time, or None.
+
+    Between slow calls before and after a hole, in which nobody watched, the distance says nothing.
 
     Slow calls close together are one spike. What is slow for a reason of its own, such as a call that was preempted, is
     outside of the rhythm; only few may be.
     """
-    spikes = np.cumsum(np.diff(slow_idx, prepend=slow_idx[:1]) > _JOIN_CALLS)
+    spikes = np.cumsum((np.diff(slow_idx, prepend=slow_idx[:1]) > _JOIN_CALLS) | is_after_hole)
     first_of_each = np.flatnonzero(np.diff(spikes, prepend=-1))
     if len(first_of_each) < _MIN_SPIKES:
         return None
-    starts = calls.starts[slow_idx]
-    by_count = _find_longest_chain(slow_idx, first_of_each)
+    counts = _close_holes(slow_idx, first_of_each, is_after_hole)
+    starts = _close_holes(calls.starts[slow_idx], first_of_each, is_after_hole)
+    by_count = _find_longest_chain(counts, first_of_each)
     by_time = _find_longest_chain(starts, first_of_each)
-    is_by_count = _order(slow_idx[by_count]) >= _order(starts[by_time])
+    is_by_count = _order(counts[by_count]) >= _order(starts[by_time])
     members = by_count if is_by_count else by_time
     n_spikes = len(members)
     n_strays = len(first_of_each) - n_spikes
     if n_spikes < max(_MIN_SPIKES, _SPIKES_PER_STRAY * n_strays):
         return None
-    period_calls = float(np.median(np.diff(slow_idx[members])))
+    period_calls = float(np.median(np.diff(counts[members])))
     if period_calls < _MIN_PERIOD_CALLS:
         return None
     is_member = np.isin(spikes, spikes[members])
     period_ns = float(np.median(np.diff(starts[members])))
     return _Rhythm(slow_idx[is_member], n_spikes, period_calls, period_ns, is_by_count)
+
+
+def _close_holes(
+    positions: IntArray, first_of_each: IntArray, is_after_hole: BoolArray
+) -> IntArray:
+    """Positions moved so that the distance of spikes over each hole is the usual one."""
+    usual = int(np.median(np.diff(positions[first_of_each])))
+    distances = np.diff(positions, prepend=positions[:1])
+    moved: IntArray = positions[:1] + np.cumsum(np.where(is_after_hole, usual, distances))
+    return moved
 
 
 def _find_longest_chain(positions: IntArray, first_of_each: IntArray) -> IntArray:

@@ -287,7 +287,7 @@ def _describe(
     return Finding(
         title=(
             f"{title}{f' by {by}' if by else ''}: {n_spans} times, "
-            f"{format_duration(stalled)} in {format_duration(last - first)}"
+            f"{format_duration(stalled)} in {format_duration(process.watched_within(first, last))}"
         ),
         span_ns=(first, last),
         lost_ns=min(round(found.shares.total_ns * weighing.factor), process.watched_ns),

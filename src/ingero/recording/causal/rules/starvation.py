@@ -34,7 +34,7 @@ from ingero.recording.causal.attribution import (
 )
 from ingero.recording.causal.evidence import EventRows, Evidence, Process
 from ingero.recording.causal.finding import Finding, Needs, Unjudged, rule
-from ingero.recording.causal.gaps import describe_gap, find_unwatched
+from ingero.recording.causal.gaps import describe_gap
 from ingero.recording.causal.intervals import NO_TIME, Intervals, Times
 from ingero.recording.causal.rules.inference import is_serving
 from ingero.units import NS_PER_MS, NS_PER_S, format_duration
@@ -132,19 +132,19 @@ def _find(evidence: Evidence, *, is_recurring: bool) -> list[Finding | Unjudged]
     return [
         finding
         for process in evidence.gpu_processes
-        for phase in _iter_phases(evidence, process)
+        for phase in _iter_phases(process)
         if phase.is_recurring is is_recurring
         for finding in _judge(evidence, process, phase)
     ]
 
 
-def _iter_phases(evidence: Evidence, process: Process) -> Iterator[_Phase]:
+def _iter_phases(process: Process) -> Iterator[_Phase]:
     """Long gaps between calls, joined while what lies between two of them is shorter than they are."""
-    gaps = _find_gaps(evidence, process)
+    gaps = _find_gaps(process)
     if not len(gaps):
         return
     lengths = gaps.ends - gaps.starts
-    between = gaps.starts[1:] - gaps.ends[:-1]
+    between = process.to_watched(gaps.starts)[1:] - process.to_watched(gaps.ends)[:-1]
     shorter = np.minimum(lengths[1:], lengths[:-1])
     for group in np.split(np.arange(len(gaps)), np.flatnonzero(between > shorter) + 1):
         for one_kind in _split_kinds(lengths[group]):
@@ -153,7 +153,7 @@ def _iter_phases(evidence: Evidence, process: Process) -> Iterator[_Phase]:
                 yield phase
 
 
-def _find_gaps(evidence: Evidence, process: Process) -> Intervals:
+def _find_gaps(process: Process) -> Intervals:
     """Long gaps between calls of a running job.
 
     Those of its start lie before the first launch, or end with new code: a gap counts as such where a module is loaded
@@ -168,8 +168,8 @@ def _find_gaps(evidence: Evidence, process: Process) -> Intervals:
     lengths = ends - starts
     loads = calls.of(OpKind.MODULE).starts
     n_loads = np.searchsorted(loads, ends + lengths) - np.searchsorted(loads, ends)
-    unwatched = find_unwatched(evidence, process)
-    is_gap = (lengths >= _MIN_GAP_NS) & (n_loads == 0) & (unwatched.covered_ns(starts, ends) == 0)
+    is_watched = process.unwatched.covered_ns(starts, ends) == 0
+    is_gap = (lengths >= _MIN_GAP_NS) & (n_loads == 0) & is_watched
     launches = calls.of(OpKind.LAUNCH, OpKind.GRAPH_LAUNCH)
     if len(launches):
         is_gap &= (starts >= launches.starts[0]) & (
@@ -187,10 +187,9 @@ def _split_kinds(lengths: Times) -> list[BoolArray]:
 
 
 def _is_candidate(process: Process, phase: _Phase) -> bool:
-    first, last = process.active_ns
     silence = phase.gaps.total_ns
     is_often = phase.is_recurring or silence >= _ALONE_NS
-    is_much = silence >= _MIN_PHASE_SHARE * (last - first) and silence >= _MIN_SILENCE_NS
+    is_much = silence >= _MIN_PHASE_SHARE * process.active_length_ns and silence >= _MIN_SILENCE_NS
     return is_often and is_much
 
 
@@ -242,7 +241,7 @@ def _suspect_workers(
 
 def _name(process: Process, phase: _Phase, silent_ns: int | None, top: str) -> str:
     """The title; without `silent_ns` nobody counted the calls that have no row."""
-    n_gaps, span_ns = len(phase.gaps), phase.span_ns[1] - phase.span_ns[0]
+    n_gaps, span_ns = len(phase.gaps), process.watched_within(*phase.span_ns)
     lost_ns = phase.gaps.total_ns if silent_ns is None else silent_ns
     if silent_ns is None:
         what = f"no GPU call of {process.name} has a row for"
@@ -328,9 +327,8 @@ def _least_silence(
     while every thread that makes calls was off its CPU and not inside one, and what was launched before that had been
     done where what came after shows it.
     """
-    first, last = process.active_ns
     count = evidence.counts.gpu_calls(process.node, process.pid, phase.span_ns)
-    busy_ns = (last - first) - phase.gaps.total_ns
+    busy_ns = process.active_length_ns - phase.gaps.total_ns
     hidden_ns = busy_ns / max(count.stored, 1) * count.unstored
     syncs = process.calls.of(OpKind.SYNC)
     waits = evidence.gap(process, find_codes((OpKind.SYNC,)))

@@ -29,7 +29,7 @@ from ingero.recording.causal.attribution import (
 )
 from ingero.recording.causal.evidence import EventRows, Evidence, Process
 from ingero.recording.causal.finding import Finding, Needs, rule
-from ingero.recording.causal.intervals import NO_TIME, Intervals
+from ingero.recording.causal.intervals import NO_TIME, Intervals, Times
 from ingero.units import NS_PER_MS, NS_PER_S, format_duration
 
 STEPS_CHANGED: Final = "step_time_changed"
@@ -52,6 +52,7 @@ class Change:
 
     Attributes:
         markers: What ends each step, in time order.
+        watched_ns: When each of them ended, by a clock that stands still while nobody watches.
         first: Index of the first slow step's end.
         last: Index after the last slow step's end.
         start: Index of the first step that is compared with.
@@ -60,6 +61,7 @@ class Change:
     """
 
     markers: EventRows
+    watched_ns: Times
     first: int
     last: int
     start: int
@@ -67,10 +69,14 @@ class Change:
     after_ns: float
 
     @property
+    def taken_ns(self) -> int:
+        """Time that the slow steps took."""
+        return int(self.watched_ns[self.last - 1] - self.watched_ns[self.first - 1])
+
+    @property
     def lost_ns(self) -> int:
         """Time that the slow steps took beyond what they would have taken before."""
-        taken = int(self.markers.ends[self.last - 1] - self.markers.ends[self.first - 1])
-        return max(round(taken - (self.last - self.first) * self.before_ns), 0)
+        return max(round(self.taken_ns - (self.last - self.first) * self.before_ns), 0)
 
 
 @rule(
@@ -102,14 +108,15 @@ def find_change(process: Process) -> Change | None:
     n_blocks = (len(markers) - 1) // _BLOCK
     if n_blocks < 2 * _MIN_BLOCKS:
         return None
-    ends = markers.ends[::_BLOCK][: n_blocks + 1]
-    edges = [0, *sorted(_split(np.diff(ends).astype(np.float64), 0)), n_blocks]
-    steps = np.diff(markers.ends)
+    watched_ns = process.to_watched(markers.ends)
+    blocks = np.diff(watched_ns[::_BLOCK][: n_blocks + 1]).astype(np.float64)
+    edges = [0, *sorted(_split(blocks, 0)), n_blocks]
+    steps = np.diff(watched_ns)
     medians = [
         float(np.median(steps[a * _BLOCK : b * _BLOCK])) for a, b in itertools.pairwise(edges)
     ]
     changes = [
-        _build(markers, edges, medians, i)
+        _build((markers, watched_ns), edges, medians, i)
         for i in range(1, len(medians))
         if medians[i] >= max(_MIN_RATIO * medians[i - 1], medians[i - 1] + _MIN_EXTRA_NS)
     ]
@@ -151,33 +158,36 @@ def _split(blocks: FloatArray, offset: int) -> list[int]:
     return [*_split(left, offset), *found, *_split(right, offset + at)]
 
 
-def _build(markers: EventRows, edges: list[int], medians: list[float], at: int) -> Change:
+def _build(
+    series: tuple[EventRows, Times], edges: list[int], medians: list[float], at: int
+) -> Change:
     """The change at one edge, to where steps are as fast as before again."""
+    markers, watched_ns = series
     before = medians[at - 1]
     until = at + 1
     while until < len(medians) and medians[until] >= _MIN_RATIO * before:
         until += 1
     last = len(markers) if until == len(medians) else edges[until] * _BLOCK + 1
     first, start = edges[at] * _BLOCK + 1, edges[at - 1] * _BLOCK
-    first = _first_slow(markers, first, (before, medians[at]))
-    steps = np.diff(markers.ends)[first - 1 : last - 1]
-    return Change(markers, first, last, start, before, float(np.median(steps)))
+    every = np.diff(watched_ns)
+    first = _first_slow(every, first, (before, medians[at]))
+    steps = every[first - 1 : last - 1]
+    return Change(markers, watched_ns, first, last, start, before, float(np.median(steps)))
 
 
-def _first_slow(markers: EventRows, first: int, medians: tuple[float, float]) -> int:
+def _first_slow(steps: Times, first: int, medians: tuple[float, float]) -> int:
     """The step at which the change lies: within two blocks of the edge, where fast ones end and slow ones begin."""
     limit = sqrt(medians[0] * medians[1])
     low = max(first - 2 * _BLOCK, 1)
-    high = min(first + 2 * _BLOCK, len(markers) - 1)
-    is_slow = np.diff(markers.ends)[low - 1 : high] >= limit
+    high = min(first + 2 * _BLOCK, len(steps))
+    is_slow = steps[low - 1 : high] >= limit
     # The split that puts most fast steps before it and most slow ones after it.
     score = np.concatenate(([0], np.cumsum(np.where(is_slow, -1, 1))))
     return low + int(score.argmax())
 
 
 def _is_persistent(change: Change) -> bool:
-    held_ns = int(change.markers.ends[change.last - 1] - change.markers.ends[change.first - 1])
-    return held_ns >= _MIN_AFTER_NS and change.last - change.first >= _MIN_BLOCKS * _BLOCK
+    return change.taken_ns >= _MIN_AFTER_NS and change.last - change.first >= _MIN_BLOCKS * _BLOCK
 
 
 def _describe(evidence: Evidence, process: Process, change: Change) -> tuple[Finding, float]:
@@ -238,6 +248,7 @@ def _share_out(evidence: Evidence, process: Process, change: Change) -> dict[str
     fast = Intervals.of(
         ends[change.start : change.first - 1], ends[change.start + 1 : change.first]
     )
+    slow, fast = slow.without(process.unwatched), fast.without(process.unwatched)
     n_slow, n_fast = change.last - change.first, max(change.first - 1 - change.start, 1)
     waits = find_waits(evidence, process, tid)
     calls = process.calls.by(tid)
