@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from tests.recording.scenarios.faults import FAULTS
+from tests.recording.scenarios.ranks import Meeting, collective_hang
 
 from ingero.model.events import GraphOp, HostOp, Source
 from ingero.model.recording import AGGREGATE, Session
@@ -57,6 +58,43 @@ def other_program():
     events = built.events[:200].copy()
     events["pid"], events["tid"] = 200, 200
     return replace(built, events=events, coverage=built.coverage[:0], process_names={})
+
+
+def stopped_in_mid_step():
+    """Rank 2 has not entered the collective that the others are in when the agent is stopped."""
+    recording = Meeting(ends_at=40).build().build()
+    return run_of(recording)
+
+
+@pytest.mark.parametrize("distance_ns", [HOUR, 20 * S])
+def test_a_rank_is_not_missing_because_nobody_watched_when_it_came(distance_ns):
+    job = stopped_in_mid_step()
+    assert explain(job).incidents == ()
+    both = append(job, run_of(other_program(), distance_ns))
+    assert explain(both).incidents == ()
+
+
+def test_a_rank_is_not_missing_while_only_another_run_watches():
+    job = stopped_in_mid_step()
+    other = shift(run_of(other_program(), stop_ns=job.window_ns[1] + HOUR), 100 * MS)
+    assert other.sessions[0].started_wall_ns < job.sessions[0].stopped_wall_ns
+    assert explain(append(job, other)).incidents == ()
+
+
+@pytest.mark.parametrize("says_when_it_stopped", [True, False])
+def test_a_hang_is_found_also_where_another_run_follows(says_when_it_stopped):
+    alone = run_of(collective_hang().build(), stop_ns=None if says_when_it_stopped else 0)
+    (hang,) = explain(alone).incidents
+    (found,) = explain(append(alone, run_of(other_program(), HOUR))).incidents
+    assert (found.rule, found.severity) == ("collective_hang", "HIGH")
+    assert (found.id, found.title, found.lost_ns) == (hang.id, hang.title, hang.lost_ns)
+
+
+def test_a_hang_of_the_second_run_is_found():
+    second = run_of(collective_hang().build(), HOUR)
+    (hang,) = explain(second).incidents
+    (found,) = explain(append(run_of(other_program()), second)).incidents
+    assert (found.title, found.lost_ns) == (hang.title, hang.lost_ns)
 
 
 @pytest.mark.parametrize("name", sorted({*DEMOS, *LAST} - {"cold-start"}))

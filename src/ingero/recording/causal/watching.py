@@ -35,6 +35,21 @@ def find_watched(recording: Recording) -> Intervals:
     return functools.reduce(Intervals.union, parts, NO_TIME)
 
 
+def find_watched_until(recording: Recording, node: int, moment_ns: int) -> int:
+    """When the run that saw a moment ended, the first to end of several; the moment itself where none saw it.
+
+    A node with one run at most, which need not say when it began, was watched to its last row or beyond.
+    """
+    runs = list(_iter_runs(recording, node))
+    if len(runs) > 1:
+        until = [stop_ns for start_ns, stop_ns in runs if start_ns <= moment_ns <= stop_ns]
+        return min(until, default=moment_ns)
+    name = recording.nodes[node]
+    stops = [one.stopped_wall_ns for one in recording.sessions if one.node == name]
+    _, ends = _find_times(recording, node)
+    return max([int(ends.max(initial=moment_ns)), *stops])
+
+
 def find_between_lives(starts: Times, ends: Times, codes: IntArray) -> Intervals:
     """From the end of a process to the first row of another one of its pid, by the pid's rows in time order."""
     exits = ends[codes == code_of(HostOp.EXIT)]

@@ -23,6 +23,7 @@ from ingero.model.operations import OpKind
 from ingero.recording.causal.evidence import EventRows, Evidence, Process, remembered
 from ingero.recording.causal.finding import Finding, Needs, name_cause, rule
 from ingero.recording.causal.rules.groups import find_members
+from ingero.recording.causal.watching import find_watched_until
 from ingero.units import NS_PER_S, format_duration
 
 _MIN_SILENCE_NS: Final = 5 * NS_PER_S
@@ -48,7 +49,7 @@ class _Stand:
         ops: Its collectives, in time order.
         last_seq: The greatest number it entered.
         is_inside: It had not returned from that one when recording ended.
-        silent_ns: From its last row of a call's beginning or end to the end of its node's recording.
+        silent_ns: From its last row of a call's beginning or end to the end of the run of the agent that saw it.
         is_over: It left in order, or its process ended.
         state: What else its rows say of it; empty when nothing.
     """
@@ -185,27 +186,18 @@ def _find_at_fault(
 
 
 def _stand(evidence: Evidence, rank: int, process: Process, ops: EventRows) -> _Stand:
-    end_ns = _end_of(evidence, process.node)
     seqs = evidence.column("arg2", ops)
     last_seq = int(seqs.max())
     is_open = (evidence.column("flags", ops) & EventFlag.IN_FLIGHT) != 0
     last_ns = max(int(process.calls.ends.max(initial=0)), int(process.open.starts.max(initial=0)))
+    until_ns = find_watched_until(evidence.recording, process.node, last_ns)
+    asked_ns = evidence.recording.asked_ns[1] or until_ns
     codes = process.rows.codes
     is_over = bool(np.isin(codes, _ENDINGS).any() or (codes == _EXIT).any())
     return _Stand(
         rank, process, ops, last_seq, bool((is_open & (seqs == last_seq)).any()),
-        end_ns - last_ns, is_over, _find_state(evidence, process),
+        min(until_ns, asked_ns) - last_ns, is_over, _find_state(evidence, process),
     )  # fmt: skip
-
-
-def _end_of(evidence: Evidence, node: int) -> int:
-    """When recording ended on a node; its last row where the session does not say."""
-    is_node = evidence.recording.events["node"] == node
-    name = evidence.recording.nodes[node]
-    stops = [s.stopped_wall_ns for s in evidence.recording.sessions if s.node == name]
-    last_ns = int(evidence.rows.ends[is_node].max())
-    asked = evidence.recording.asked_ns[1]
-    return min(max([last_ns, *stops]), asked) if asked else max([last_ns, *stops])
 
 
 def _find_state(evidence: Evidence, process: Process) -> str:
