@@ -228,3 +228,27 @@ def test_annotations_stand_with_the_incident_that_they_overlap(annotated):
 def test_annotations_of_a_recording_without_any_are_none_and_nothing_is_warned_of(starved, capsys):
     assert run_program(cli, ["explain", "--db", str(starved), "--annotations"]) == 0
     assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize(
+    ("part", "where"),
+    [
+        (
+            ("--from", "60s"),
+            ": the recording ends at 2026-01-01T00:00:04.050Z, 4.050 s from its first event",
+        ),
+        (("--to", "2025-12-31T23:00:00Z"), ": the recording begins at 2026-01-01T00:00:00.000Z"),
+        (("--pid", "99", "--since", "1s"), ""),
+        (("--from", "60ms", "--to", "70ms"), ""),
+    ],
+)
+def test_a_part_without_events_has_no_length_and_says_where_the_recording_is(tmp_path, part, where):
+    built = RecordingBuilder()
+    for at_ms in (0, 50, 4050):
+        built.call((Source.CUDA, 3), at_ms * 1_000_000, 0, pid=7)
+    built.write(tmp_path / "r.db")
+    head, _, reason = ask("--db", tmp_path / "r.db", *part).splitlines()[:3]
+    assert head == "0 events of 0 processes in 0.000 s (of 3 in the file)"
+    assert reason == f"no incident: no event is in what was asked for{where}"
+    window = json.loads(ask("--db", tmp_path / "r.db", *part, "--json"))["window"]
+    assert (window["asked_s"], window["outside"]) == (None, where.removeprefix(": "))

@@ -149,6 +149,7 @@ def as_text(answer: ExplainAnswer | NodesAnswer) -> str:
             reason = (
                 "the recording holds no event" if is_empty else "no event is in what was asked for"
             )
+            reason += f": {window.outside}" if window.outside else ""
         lines = [head, *answer.not_probed, "", f"no incident: {reason}"]
         return "\n".join([*lines, *_unknown_lines(answer)])
     counts = {level: sum(i.severity == level for i in answer.incidents) for level in COLOURS}

@@ -23,7 +23,7 @@ from ingero.recording.queries.explanation_answers import (
     window_answer,
 )
 from ingero.recording.queries.transfer import join_parts
-from ingero.recording.queries.window import Wanted, load_part
+from ingero.recording.queries.window import Wanted, describe_outside, load_part
 from ingero.recording.store.annotations import StoredAnnotation, read_annotations
 
 if TYPE_CHECKING:
@@ -63,6 +63,9 @@ def explain_file(path: Path, wanted: Wanted, *, has_annotations: bool = False) -
         BadDataError: The part is not one.
     """
     answer = explain_recording(load_part(path, wanted))
+    if not answer.window.events:
+        window = msgspec.structs.replace(answer.window, outside=describe_outside(path, wanted))
+        answer = msgspec.structs.replace(answer, window=window)
     if not has_annotations:
         return answer
     annotations = read_annotations(path)

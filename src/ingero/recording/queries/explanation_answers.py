@@ -139,8 +139,16 @@ class WindowAnswer(msgspec.Struct, frozen=True):
     missing: str = ""
     asked_s: Annotated[
         list[float] | None,
-        msgspec.Meta(description="what was asked for, seconds from its first event; null for all"),
+        msgspec.Meta(
+            description="what was asked for, seconds from its first event; null for all, and without events"
+        ),
     ] = None
+    outside: Annotated[
+        str,
+        msgspec.Meta(
+            description="where the recording begins or ends, when what was asked for lies before or after it"
+        ),
+    ] = ""
     coverage: list[GroupCoverage] = []
 
 
@@ -231,7 +239,7 @@ def nothing_found(explained: Explanation) -> str:
 def window_answer(explained: Explanation, recording: Recording) -> WindowAnswer:
     """What an explanation looked at."""
     asked = None
-    if recording.is_cut:
+    if recording.is_cut and explained.n_events:
         first, last = recording.asked_ns
         moments = (first or explained.start_ns, last or explained.end_ns)
         asked = [round((at - explained.start_ns) / 1e9, 6) for at in moments]

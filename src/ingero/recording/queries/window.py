@@ -117,6 +117,27 @@ def find_bounds(span: tuple[int, int], wanted: Wanted) -> tuple[int | None, int 
     return from_ns, to_ns
 
 
+def describe_outside(path: Path, wanted: Wanted) -> str:
+    """Where a recording begins or ends, for a part that lies before or after all of it; empty for any other part.
+
+    Raises:
+        AskedError: A time is not one.
+        StoreError: The file cannot be read.
+    """
+    first_ns, last_ns = find_span(path)
+    from_ns, to_ns = find_bounds((first_ns, last_ns), wanted)
+    if not first_ns and not last_ns:
+        return ""
+    if from_ns is not None and from_ns > last_ns:
+        length_s = (last_ns - first_ns) / NS_PER_S
+        return (
+            f"the recording ends at {format_wall(last_ns)}, {length_s:.3f} s from its first event"
+        )
+    if to_ns is not None and to_ns < first_ns:
+        return f"the recording begins at {format_wall(first_ns)}"
+    return ""
+
+
 def find_span(path: Path) -> tuple[int, int]:
     """First and last stored timestamp of a recording, Unix ns; (0, 0) when it has no event."""
     with open_recording(path) as connection, store_errors(path):
