@@ -20,6 +20,17 @@ def test_json_names_the_missing_ranks(data_dir):
     assert answer["ranks_without_dump"] == []
 
 
+@pytest.mark.parametrize(
+    ("n_ranks", "note"),
+    [("16", ""), ("20", "note: --ranks 20 is not used: the dumps name 16 ranks\n")],
+)
+def test_a_number_of_ranks_that_the_dumps_do_not_name_is_said_to_be_unused(data_dir, n_ranks, note):
+    folder = str(data_dir / "flight_recorder/gpu_error_1st")
+    result = CliRunner().invoke(command, [folder, "--ranks", n_ranks, "--json"])
+    assert result.stderr == note
+    assert json.loads(result.stdout)["ranks_known"] == 16
+
+
 def test_text_says_who_where_and_whom_it_blocks(data_dir):
     result = CliRunner().invoke(command, [str(data_dir / "flight_recorder/lock_gil_1st")])
     assert "rank 9 never arrived: its host never entered" in result.output

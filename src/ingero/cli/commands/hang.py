@@ -87,6 +87,11 @@ def command(
     from ingero.wire.flight_recorder.job import read_job
 
     report = find_hang(read_job(directory, n_ranks))
+    if n_ranks is not None and n_ranks != (n_known := len(report.ranks_known)):
+        click.echo(
+            f"note: --ranks {n_ranks} is not used: the dumps name {plural(n_known, 'rank')}",
+            err=True,
+        )
     click.echo(json.dumps(_as_json(report), indent=2) if as_json else _as_text(report))
     return 0
 
