@@ -7,8 +7,9 @@ import pytest
 from click.testing import CliRunner
 
 from ingero.agent.capture.gpu.driver import has_driver
-from ingero.cli.commands.demo.command import DEMOS
+from ingero.cli.commands.demo.command import DEMOS, OutputForm
 from ingero.cli.main import cli, run_program
+from ingero.errors import StoreError
 from ingero.recording.store.reader import load_recording
 from ingero.sim.programs.program import PROGRAMS
 
@@ -71,6 +72,17 @@ def test_kept_recording_can_be_explained_again(tmp_path):
     assert "logrotate" in play("incident", "--keep", path)
     assert len(load_recording(path).events) > 5000
     assert run_program(cli, ["demo", "incident", "--keep", str(path)]) == 2
+
+
+def test_a_recording_that_could_not_be_kept_leaves_no_file(tmp_path):
+    def fill_disk(_name, path):
+        for end in ("", "-wal", "-shm"):
+            path.with_name(path.name + end).write_bytes(b"half of it")
+        raise StoreError("database or disk is full")
+
+    with pytest.raises(StoreError, match="disk is full"):
+        DEMOS[0].play(tmp_path / "kept.db", OutputForm("synthetic", "", fill_disk))
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_unknown_demo_lists_the_known_ones(capsys):

@@ -9,6 +9,7 @@ import glob
 import os
 import re
 import secrets
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
@@ -36,8 +37,18 @@ def create_private(path: Path, owner: tuple[int, int] | None = None) -> None:
 
 def size_of(path: Path) -> int:
     """Bytes of a recording and its side files."""
-    files = (path, *(path.with_name(path.name + end) for end in _SIDE_FILES))
-    return sum(file.stat().st_size for file in files if file.exists())
+    return sum(file.stat().st_size for file in _list_files(path) if file.exists())
+
+
+def delete_recording(path: Path) -> None:
+    """Delete a recording that nobody has open, and its side files; what cannot be deleted stays."""
+    for file in _list_files(path):
+        with suppress(OSError):  # such as a folder that nobody may write to
+            file.unlink(missing_ok=True)
+
+
+def _list_files(path: Path) -> list[Path]:
+    return [path, *(path.with_name(path.name + end) for end in _SIDE_FILES)]
 
 
 def list_aside(path: Path) -> list[Path]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -102,11 +103,15 @@ def _play_scenario(name: str) -> Callable[[Path | None, OutputForm], Played]:
         from ingero.recording.queries.explain import explain_recording
         from ingero.recording.queries.window import Wanted, load_part
         from ingero.recording.scenarios.catalog import SCENARIOS
+        from ingero.recording.store.rollover import delete_recording
 
         (description,) = (scenario.description for scenario in SCENARIOS if scenario.name == name)
         with TemporaryDirectory(prefix="ingero-demo-") as folder:
             path = keep or Path(folder) / "demo.db"
-            form.record(name, path)
+            with ExitStack() as undo:
+                undo.callback(delete_recording, path)
+                form.record(name, path)
+                undo.pop_all()
             recording = load_part(path, Wanted())
         answer = explain_recording(recording)
         head = {
@@ -233,7 +238,7 @@ def command(name: str, config: DemoConfig) -> None:
         names = "\n".join(f"  {demo.name:<18} {demo.description}" for demo in DEMOS)
         raise click.UsageError(f"no demo is called {name!r}. There are:\n{names}")
     keep = config.keep
-    if keep is not None and (len(chosen) > 1 or keep.exists()):
+    if keep is not None and (len(chosen) > 1 or keep.exists() or keep.is_symlink()):
         raise click.UsageError("--keep takes one demo and a file that does not exist yet")
     form = config.choose_form()
     for demo in chosen:
