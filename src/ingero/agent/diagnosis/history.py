@@ -200,7 +200,8 @@ class CounterHistory:
             one = self._followed.get(pid)
             ops = np.concatenate([np.zeros(0, _OP), *(one.ops if one is not None else ())])
         is_known = ops["own_ns"] != UNKNOWN_NS
-        found = ops[is_known & (ops["entry_ns"] > start_ns) & (ops["entry_ns"] <= end_ns)]
+        is_wanted = is_known & (ops["entry_ns"] > start_ns) & (ops["entry_ns"] <= end_ns)
+        found: Records = ops[is_wanted]
         return found[np.argsort(found["entry_ns"], kind="stable")]
 
     def has_op_since(self, pid: int, since_ns: int) -> bool:

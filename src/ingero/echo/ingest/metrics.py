@@ -40,8 +40,8 @@ _Stream = tuple[int, str]
 """Hash of kind, temporality, unit and scope, and the column ``stream``, in which the resource is, too."""
 _Streams = dict[tuple[str | int, ...], _Stream]
 """By the resource's hash and these; of the points of one request."""
-_Told = dict[tuple[NodeKey, str | int], int]
-"""When the points of one request told a fact of a node last, or anything at all in the resource with this hash."""
+_FactTimes = dict[tuple[NodeKey, str | int], int]
+"""When the points of one request last had a fact of a node, or anything at all in the resource with this hash."""
 
 
 def add_metrics(rows: Rows, export: Export, origins: Origins, hint: str, now_ns: int) -> Refusals:
@@ -57,23 +57,23 @@ def add_metrics(rows: Rows, export: Export, origins: Origins, hint: str, now_ns:
     Returns:
         The points that were not appended.
     """
-    refusals, streams, told = Refusals(), _Streams(), _Told()
+    refusals, streams, known_at = Refusals(), _Streams(), _FactTimes()
     resource, origin = None, None
     for point in iter_points(export):
         if origin is None or point.resource is not resource:
             resource, origin = point.resource, origins.read(point.resource)
             rows.name_cluster(origin.cluster_id)
         try:
-            _add_point(rows, point, (origins, origin, hint), (streams, told), now_ns)
+            _add_point(rows, point, (origins, origin, hint), (streams, known_at), now_ns)
         except RefusedRecordError as error:
             refusals.add(error)
     return refusals
 
 
 def _add_point(
-    rows: Rows, point: Point, where: _Where, request: tuple[_Streams, _Told], now_ns: int
+    rows: Rows, point: Point, where: _Where, request: tuple[_Streams, _FactTimes], now_ns: int
 ) -> None:
-    (origins, origin, hint), (streams, told) = where, request
+    (origins, origin, hint), (streams, known_at) = where, request
     origins.limits.check_name(point.unit, "unit")
     series = origins.series(origin, point.name, point.attributes, hint)
     rows.clusters.add(series.cluster_id)
@@ -86,7 +86,9 @@ def _add_point(
         _add_distribution(rows, point, series, stream, now_ns)
     if series.node_id:
         at_ns = min(plausible_ns(point.time_unix_nano, now_ns), now_ns)
-        _note_node(rows.nodes, point, (series.cluster_id, series.node_id), (origin, told), at_ns)
+        _note_node(
+            rows.nodes, point, (series.cluster_id, series.node_id), (origin, known_at), at_ns
+        )
 
 
 def _find_stream(point: Point, origin: Origin, streams: _Streams) -> _Stream:
@@ -223,17 +225,17 @@ def _note_node(
     nodes: dict[NodeKey, NodeRow],
     point: Point,
     key: NodeKey,
-    of: tuple[Origin, _Told],
+    of: tuple[Origin, _FactTimes],
     at_ns: int,
 ) -> None:
     """Keep of each fact what was said last, by the time of the points and not by their order.
 
     A sender whose clock is ahead is taken to speak now, or nobody could correct it before its time has come.
     """
-    origin, told = of
+    origin, known_at = of
     facts: NodeRow = {}
-    if at_ns > told.get((key, origin.hash), -1):
-        told[key, origin.hash] = at_ns
+    if at_ns > known_at.get((key, origin.hash), -1):
+        known_at[key, origin.hash] = at_ns
         facts = _describe_origin(origin)
         facts["ts"] = to_timestamp(at_ns)
     if point.name == MetricName.HEALTH_SCORE:
@@ -243,8 +245,8 @@ def _note_node(
         facts["gpu_count"] = read_small(point.attributes.get(_GPU_COUNT))
     row = nodes.setdefault(key, {})
     for name, value in facts.items():
-        if value is not None and at_ns >= told.get((key, name), 0):
-            told[key, name] = at_ns
+        if value is not None and at_ns >= known_at.get((key, name), 0):
+            known_at[key, name] = at_ns
             row[name] = value
 
 
