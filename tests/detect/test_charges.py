@@ -62,30 +62,52 @@ def test_slowdowns_on_other_clocks_are_brought_to_the_one_that_is_furthest_ahead
     assert align_spans(spans, {2: 107}, 60) == align_spans(spans, {}, 60) == spans
 
 
+def test_clocks_of_one_rack_that_is_behind_stay_beside_each_other():
+    spans = {0: [SlowSpan(-500, -480, 1)], 1: [SlowSpan(0, 20, 10)], 2: [SlowSpan(2, 22, 10)]}
+    aligned = align_spans(spans, {0: 0, 1: 59, 2: 61}, 60)
+    assert aligned == {0: spans[0], 1: [SlowSpan(59, 79, 10)], 2: [SlowSpan(63, 83, 10)]}
+
+
+def _charge_pair(later, ahead_ns=0, late_ns=0):
+    """Who is charged where workers 1 and 3 are slow, the second from another step on.
+
+    Args:
+        later: That step.
+        ahead_ns: By how much the clock of worker 3 is ahead.
+        late_ns: By how much each of its reports is late.
+    """
+
+    def change(work, rng):
+        slow(1.5, (1, 0), since=2, until=12)(work, rng)
+        return slow(1.5, (3, 0), since=later, until=later + 11)(work, rng)
+
+    trace = simulate(JobShape(n_dp=6, n_stages=1, n_microbatches=8, n_steps=60), change=change)
+    pushes = [
+        (push.at_ns + (late_ns if push.worker == 3 else 0), at, push)
+        for at, push in enumerate(iter_pushes(trace, NS_PER_S))
+    ]
+    found = Judge(JudgeSettings(patience_ns=5 * NS_PER_S))
+    for at_ns, _, push in sorted(pushes, key=lambda one: one[:2]):
+        is_third = push.worker == 3
+        by_ns = 86_400 * NS_PER_S + (ahead_ns if is_third else 0)
+        found.observe([_move(run, by_ns) for run in push.runs], at_ns, late_ns if is_third else 0)
+        if not late_ns:
+            found.settle(at_ns)
+    found.settle(at_ns, final=True)
+    (judgement,) = found.judgements(with_history=True)
+    return {one.rank: one.charged_to for one in judgement.verdicts}
+
+
 @pytest.mark.parametrize("ahead_s", [3600, -3600])
 @pytest.mark.parametrize("later", [2, 40])
 def test_who_is_charged_does_not_depend_on_a_nodes_clock(ahead_s, later):
-    """Two workers are slow beside each other, or one after the other."""
-
-    def change(work, rng):
-        slow(1.5, (1, 0), since=2, until=20)(work, rng)
-        return slow(1.5, (3, 0), since=later, until=later + 20)(work, rng)
-
-    trace = simulate(JobShape(n_dp=6, n_stages=1, n_microbatches=8, n_steps=60), change=change)
-
-    def charge(ahead_ns):
-        found = Judge(JudgeSettings(patience_ns=5 * NS_PER_S))
-        for push in iter_pushes(trace, NS_PER_S):
-            by_ns = 86_400 * NS_PER_S + (ahead_ns if push.worker == 3 else 0)
-            found.observe([_move(run, by_ns) for run in push.runs], push.at_ns)
-            found.settle(push.at_ns)
-        found.settle(push.at_ns, final=True)
-        (judgement,) = found.judgements(with_history=True)
-        return {one.rank: one.charged_to for one in judgement.verdicts}
-
-    charged = charge(0)
+    charged = _charge_pair(later)
     assert {rank.rank for of_one in charged.values() for rank in of_one} == {1, 3}
-    assert charge(ahead_s * NS_PER_S) == charged
+    assert _charge_pair(later, ahead_ns=ahead_s * NS_PER_S) == charged
+
+
+def test_nor_on_how_late_its_reports_are():
+    assert _charge_pair(2, late_ns=60 * NS_PER_S) == _charge_pair(2)
 
 
 def _move(run, ahead_ns):

@@ -1,5 +1,8 @@
 """Which report of a job comes first changes nothing: Fleet may begin in the middle, and a new node may report first."""
 
+from itertools import groupby
+from operator import itemgetter
+
 import numpy as np
 import pytest
 
@@ -101,4 +104,27 @@ def test_one_that_comes_late_to_a_job_that_is_started_again_soon_after_is_not_ta
     kinds = name_slow(found, now_ns)
     assert kinds == {
         rank: VerdictKind.CULPRIT if rank == 7 else VerdictKind.VICTIM for rank in range(8)
+    }
+
+
+@pytest.mark.parametrize("late", [1, 2])
+def test_one_whose_first_push_is_cut_and_overtaken_is_not_taken_for_new(late):
+    """A first life of four seconds, which all but one push whole; the rest of that one comes in the second life."""
+    first, second = build_ops(8, N_OPS, slow=[]), build_ops(8, 20 * N_OPS, slow=0, seed=1)
+    second["entry_ns"] += 20 * NS_PER_S
+    pushes = [(5, rank, first[rank]) for rank in range(8) if rank != late]
+    pushes += [(5, late, first[late][:80]), (30, late, first[late][80:])]
+    pushes += [
+        (25 + 5 * part, rank, second[rank, N_OPS * part : N_OPS * (part + 1)])
+        for part in range(20)
+        for rank in range(8)
+    ]
+    found = Judge()
+    for at_s, together in groupby(sorted(pushes, key=itemgetter(0)), itemgetter(0)):
+        for _, rank, pushed in together:
+            found.observe([build_run(rank, 8, pushed)], at_s * NS_PER_S)
+        found.settle(at_s * NS_PER_S)
+    kinds = name_slow(found, at_s * NS_PER_S)
+    assert kinds == {
+        rank: VerdictKind.CULPRIT if rank == 0 else VerdictKind.VICTIM for rank in range(8)
     }

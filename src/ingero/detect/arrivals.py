@@ -202,9 +202,13 @@ class WorkerClocks:
         offset_ns = int(offsets[worker])
         taken = np.minimum(entry_ns, _ALWAYS - offset_ns) + offset_ns
         newest[worker], arrived[worker] = max(before_ns, int(taken.max())), now_ns
-        lags = self._workers["lag_ns"]
-        lags[worker] = min(int(lags[worker]), max(now_ns - int(taken.max()), -_ALWAYS))
         return np.asarray(taken)
+
+    def note_lag(self, worker: int, entry_ns: IntArray, sent_ns: int) -> None:
+        """A worker's operations, with times as `take` returns them, were sent then, on the clock of arrivals."""
+        if entry_ns.size:
+            lags = self._workers["lag_ns"]
+            lags[worker] = min(int(lags[worker]), max(sent_ns - int(entry_ns.max()), -_ALWAYS))
 
     def read_lag(self, worker: int) -> int:
         """By how much the clock of arrivals is ahead of a worker's, with the time that its quickest report took."""

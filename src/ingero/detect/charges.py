@@ -38,24 +38,23 @@ ALWAYS: Final = (-math.inf, math.inf)
 def align_spans(
     spans: Mapping[int, Sequence[SlowSpan]], lags_ns: Mapping[int, int], at_least_ns: int
 ) -> dict[int, Sequence[SlowSpan]]:
-    """Spans on one clock, that of the worker whose clock is furthest ahead.
+    """Spans on one clock, that of the worker whose clock is furthest ahead; as they are where all clocks are one.
 
     Args:
         spans: By worker, each on its clock.
         lags_ns: By how much the clock of arrivals is ahead of each, where that is known.
-        at_least_ns: Clocks that differ by less are taken for one: so long a report may take.
+        at_least_ns: Clocks of which none differs by more are taken for one: so long a report may take.
     """
-    least_ns = min(lags_ns.values(), default=0)
+    least_ns, most_ns = min(lags_ns.values(), default=0), max(lags_ns.values(), default=0)
+    if most_ns - least_ns <= at_least_ns:
+        return dict(spans)
     aligned: dict[int, Sequence[SlowSpan]] = {}
     for worker, of_worker in spans.items():
         behind_ns = lags_ns.get(worker, least_ns) - least_ns
-        if behind_ns > at_least_ns:
-            aligned[worker] = [
-                SlowSpan(one.start_ns + behind_ns, one.end_ns + behind_ns, one.excess_ns)
-                for one in of_worker
-            ]
-        else:
-            aligned[worker] = of_worker
+        aligned[worker] = [
+            SlowSpan(one.start_ns + behind_ns, one.end_ns + behind_ns, one.excess_ns)
+            for one in of_worker
+        ]
     return aligned
 
 

@@ -89,12 +89,13 @@ class Judge:
             self._registry, self._evidence, settings.patience_ns, self.counts
         )
 
-    def observe(self, runs: Sequence[CollectiveRun], now_ns: int) -> None:
+    def observe(self, runs: Sequence[CollectiveRun], now_ns: int, late_ns: int = 0) -> None:
         """Add what arrived.
 
         Args:
             runs: From any ranks, in any order; a repeated operation is dropped and counted.
             now_ns: On the clock of arrivals; it must not step back.
+            late_ns: How long it had waited for somebody to take it.
         """
         for run in runs:
             worker = self._registry.add_worker(run.rank)
@@ -105,7 +106,8 @@ class Judge:
             if self._arrivals.has_room(run.ops.size):
                 last_ns = self._registry.find_last(worker, run)
                 entry_ns = self._arrivals.clocks.take(worker, run.ops["entry_ns"], now_ns, last_ns)
-                view = self._registry.add_view(worker, run, entry_ns)
+                self._arrivals.clocks.note_lag(worker, entry_ns, now_ns - late_ns)
+                view = self._registry.add_view(worker, run, entry_ns, now_ns)
                 self._arrivals.add(run, entry_ns, worker, view, now_ns)
         n_workers, n_views = len(self._registry.ranks), len(self._registry.view_comms)
         self._arrivals.grow(n_workers, n_views)

@@ -4,7 +4,8 @@ A job that is started again may meet under the names that it had, as with Gloo i
 numbered from 0 anew, and are of another communicator. A worker counts anew where an operation has a number that it
 passed and was entered later than the one with its greatest number. What is only repeated, or was overtaken, was entered
 earlier. A worker that was not there before, such as a spare, may report before any other does: it is on the other
-communicator, too, if none of the others went on in between and it has not come half as far as they had.
+communicator, too, if none of the others has reported for a while, nor went on since, and it has not come half as far
+as they had.
 """
 
 from __future__ import annotations
@@ -64,11 +65,13 @@ class _Name:
     Attributes:
         newest: The one that workers meet on now.
         n_lives: How many there were.
-        newcomers: Workers that came to it since one that was there before them went on.
+        seen_ns: When one that is no newcomer reported on it last, on the clock of arrivals.
+        newcomers: Workers that came to it after a pause of all others, since one of these went on.
     """
 
     newest: int
     n_lives: int = 1
+    seen_ns: int = _NEVER
     newcomers: set[int] = field(default_factory=set)
 
 
@@ -136,18 +139,21 @@ class Registry:
         )
         return None if is_passed else min(one.entered_ns for one in known)
 
-    def add_view(self, worker: int, run: CollectiveRun, entry_ns: IntArray) -> tuple[int, int]:
+    def add_view(
+        self, worker: int, run: CollectiveRun, entry_ns: IntArray, now_ns: int
+    ) -> tuple[int, int]:
         """The indices of a run's communicator and of its worker on it, added if they are new.
 
         Args:
             worker: Who reports.
             run: What it reports.
             entry_ns: When it entered the run's operations, shape (n,), as `WorkerClocks.take` has it.
+            now_ns: On the clock of arrivals.
         """
         name = self._find_name(run)
         counting = self._countings.get((worker, run.comm))
         if counting is None:
-            if name.newest in self.members:
+            if name.newest in self.members and now_ns - name.seen_ns > self._reorder_ns:
                 name.newcomers.add(worker)
             counting = _Counting(self._find_view(worker, name.newest))
             self._countings[worker, run.comm] = counting
@@ -157,8 +163,10 @@ class Registry:
             counting = self._begin_anew(worker, run, counting, int(entry_ns.min()))
         comm = self._note_size(run, counting.view)
         goes_on = entry_ns.size and counting.note(run.ops, entry_ns)
-        if goes_on and comm == name.newest and worker not in name.newcomers:
-            name.newcomers.clear()  # they came to what goes on
+        if comm == name.newest and worker not in name.newcomers:
+            name.seen_ns = now_ns
+            if goes_on:
+                name.newcomers.clear()  # they came to what goes on
         return comm, counting.view
 
     def _begin_anew(

@@ -20,7 +20,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Final, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 
 from ingero.detect.judge import Judge
 from ingero.fleet.helpers.caps import CapWatch
@@ -81,12 +81,20 @@ class CapChange:
     n_refused: int = 0
 
 
+class _ArrivedRun(NamedTuple):
+    """What waits to be judged, when it arrived, and how long it had waited for this Fleet."""
+
+    run: CollectiveRun
+    at_ns: int
+    late_ns: int
+
+
 @dataclass(slots=True)
 class _ClusterDetection:
     """One cluster."""
 
     cluster_id: str
-    waiting: list[tuple[CollectiveRun, int]] = field(default_factory=list)
+    waiting: list[_ArrivedRun] = field(default_factory=list)
     n_waiting: int = 0
     comm_ops: dict[str, int] = field(default_factory=dict)
     comm_seen_ns: dict[str, int] = field(default_factory=dict)
@@ -139,7 +147,7 @@ class _ClusterDetection:
         return join_jobs(self.cluster_id, judge.judgements(with_history=True))
 
 
-_Taken: TypeAlias = tuple[_ClusterDetection, list[tuple[CollectiveRun, int]], list[DueCut]]
+_Taken: TypeAlias = tuple[_ClusterDetection, list[_ArrivedRun], list[DueCut]]
 """A cluster, what waited to be judged, and where in that its costs are cut."""
 
 
@@ -331,7 +339,7 @@ class DetectionEngine:
             return "communicator_ops_cap"
         detection.comm_ops[run.comm] = detection.comm_ops.get(run.comm, 0) + n_ops
         detection.comm_seen_ns[run.comm] = detection.seen_ns = now_ns
-        detection.waiting.append((run, now_ns))
+        detection.waiting.append(_ArrivedRun(run, now_ns, late_ns))
         detection.n_waiting += n_ops
         detection.lateness.note(rank.worker, late_ns, now_ns)
         return ""
@@ -374,7 +382,7 @@ class DetectionEngine:
         for detection, waiting, due in replayed:
             with detection.starting_over(self._evict["evidence"], now_ns):
                 # As of the log's own time: what comes next arrived right after it.
-                self._observe(detection, waiting, due, waiting[-1][1])
+                self._observe(detection, waiting, due, waiting[-1].at_ns)
         found = {}
         for detection, waiting, due in taken:
             before = detection.conclusion
@@ -388,7 +396,7 @@ class DetectionEngine:
     def _observe(
         self,
         detection: _ClusterDetection,
-        waiting: Sequence[tuple[CollectiveRun, int]],
+        waiting: Sequence[_ArrivedRun],
         due: Sequence[DueCut],
         now_ns: int,
     ) -> Judge:
@@ -415,7 +423,7 @@ class DetectionEngine:
     def _judge_one(
         self,
         detection: _ClusterDetection,
-        waiting: Sequence[tuple[CollectiveRun, int]],
+        waiting: Sequence[_ArrivedRun],
         due: Sequence[DueCut],
         now_ns: int,
     ) -> Conclusion:
@@ -424,7 +432,7 @@ class DetectionEngine:
             self.cuts[detection.cluster_id],
         )
         with self._lock:
-            changed = detection.lags.add(run for run, _ in waiting)
+            changed = detection.lags.add(one.run for one in waiting)
             lags = tuple(lag for comm in sorted(changed) for lag in detection.lags.lags(comm))
         everybody = join_jobs(detection.cluster_id, judge.judgements())
         history = detection.find_history(judge, len(everybody.verdicts), now_ns, self.config)
@@ -467,9 +475,9 @@ class DetectionEngine:
                 self._evict["cluster"](1)
 
 
-def _give(judge: Judge, waiting: Sequence[tuple[CollectiveRun, int]]) -> None:
-    for run, arrived_ns in waiting:
-        judge.observe([run], arrived_ns)
+def _give(judge: Judge, waiting: Sequence[_ArrivedRun]) -> None:
+    for run, at_ns, late_ns in waiting:
+        judge.observe([run], at_ns, late_ns)
 
 
 def _is_crowded(judge: Judge, config: NcclConfig, now_ns: int) -> bool:
