@@ -60,27 +60,25 @@ class Rig:
         )
         self.stream = Messages()
         script = parse_model(ScriptConfig, {"steps": steps, **more.pop("script", {})})
-        self.loop = HealthLoop(
-            IDENTITY,
-            LoopParts(
-                source=ScriptSource(script),
-                clock=self.clock,
-                cache=self.cache,
-                queue=self.queue,
-                episodes=self.episodes,
-                spread=lambda: 0.0,
-                stream=self.stream,
-                span_queue=self,
-            ),
-            LoopSettings(
-                push_interval_ns=interval_s * SECOND_NS,
-                sample_interval_ns=round(sample_s * SECOND_NS),
-                machine=MachineSettings(warmup=warmup),
-                classifier=ClassifierSettings(confirm=confirm),
-                mode=ModeSettings(fresh_max_age_ns=fresh_max_age(interval_s * SECOND_NS)),
-                **more,
-            ),
+        self.parts = LoopParts(
+            source=ScriptSource(script),
+            clock=self.clock,
+            cache=self.cache,
+            queue=self.queue,
+            episodes=self.episodes,
+            spread=lambda: 0.0,
+            stream=self.stream,
+            span_queue=self,
         )
+        self.settings = LoopSettings(
+            push_interval_ns=interval_s * SECOND_NS,
+            sample_interval_ns=round(sample_s * SECOND_NS),
+            machine=MachineSettings(warmup=warmup),
+            classifier=ClassifierSettings(confirm=confirm),
+            mode=ModeSettings(fresh_max_age_ns=fresh_max_age(interval_s * SECOND_NS)),
+            **more,
+        )
+        self.loop = HealthLoop(IDENTITY, self.parts, self.settings)
 
     def offer(self, regular, extras):
         assert regular is None

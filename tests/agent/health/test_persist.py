@@ -53,6 +53,20 @@ def test_what_is_saved_is_restored(tmp_path):
     assert names(path.parent) == ["baseline.json"]
 
 
+def test_the_workload_is_kept_with_the_averages(tmp_path):
+    path = tmp_path / "b.json"
+    saved = SavedBaseline(4, (1.0,) * 4, (0.1,) * 4, workload="job-7")
+    save_baseline(path, saved, SETTINGS, wall_ns=SAVED_NS)
+    assert load(path).baseline == saved
+
+
+def test_keys_of_others_are_passed_over(recorded, tmp_path):
+    path = tmp_path / "b.json"
+    path.write_bytes(change(recorded, workload=["of", "another", "kind"], more=1))
+    assert load(path).outcome is LoadOutcome.FRESH
+    assert load(path).baseline.workload == ""
+
+
 def test_no_file_is_missing(tmp_path):
     assert load(tmp_path / "none.json").outcome is LoadOutcome.MISSING
 

@@ -19,7 +19,7 @@ from ingero.agent.health.loop_settings import LoopSettings
 from ingero.agent.health.open_episodes import NodeEpisodes
 from ingero.agent.health.push_body import NodeIdentity, PushStatus, build_event, build_push
 from ingero.agent.health.push_queue import PushQueue
-from ingero.agent.health.signals.baseline import Baseline
+from ingero.agent.health.signals.baseline import Baseline, SavedBaseline
 from ingero.agent.health.signals.machine import (
     State,
     StateMachine,
@@ -175,9 +175,19 @@ class HealthLoop:
         self._due_ns = self._next_tick(now_ns)
         self._sample_ns = now_ns
 
-    def start_warm(self) -> None:
-        """Start active: a fresh baseline was restored."""
-        self._machine = StateMachine(state=State.ACTIVE)
+    def restore(self, saved: SavedBaseline) -> None:
+        """Start active with this past; a reading that names another workload starts calibration as always."""
+        self.baseline.restore(saved)
+        self._machine = StateMachine(state=State.ACTIVE, workload=saved.workload, is_restored=True)
+
+    def save(self) -> SavedBaseline:
+        """What a restart needs."""
+        return replace(self.baseline.save(), workload=self._machine.workload)
+
+    @property
+    def is_idle(self) -> bool:
+        """Nothing runs: the averages start again with what comes, so those of before are of no use."""
+        return self._machine.state is State.IDLE
 
     @property
     def is_warm(self) -> bool:

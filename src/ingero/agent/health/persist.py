@@ -1,6 +1,7 @@
 """The baseline on disk: read once at the start, written while warm and at the end.
 
-The file's shape is the existing agent's, so either program continues from the other's file. A file that cannot be
+The file's shape is the existing agent's, so either program continues from the other's file; the workload is a key of
+ours, which others pass over. A file that cannot be
 trusted is kept under another name, never overwritten in place; a newer one is left alone.
 """
 
@@ -115,7 +116,7 @@ def save_baseline(
 
 def encode_baseline(baseline: SavedBaseline, settings: BaselineSettings, *, wall_ns: int) -> bytes:
     """Write the document; averages raw, keys of the inner objects capitalised as the existing agent has them."""
-    document = {
+    document: dict[str, object] = {
         "schema_version": SCHEMA_VERSION,
         "saved_at": format_timestamp(wall_ns),
         "sample_count": baseline.n_samples,
@@ -124,6 +125,8 @@ def encode_baseline(baseline: SavedBaseline, settings: BaselineSettings, *, wall
         "fast_ema": dict(zip(_KEYS, baseline.fast, strict=True)),
         "hard_floor": dict(zip(_KEYS, baseline.floor, strict=True)),
     }
+    if baseline.workload:
+        document["workload"] = baseline.workload
     return json.dumps(document, indent=2, allow_nan=False).encode()
 
 
@@ -158,8 +161,10 @@ def decode_baseline(body: bytes, settings: BaselineSettings) -> tuple[int, Saved
     saved_at = document.get("saved_at")
     if not isinstance(saved_at, str):
         raise ValueError("saved_at is not a time")  # noqa: TRY004
-    averages = (_averages(document, key) for key in ("fast_ema", "hard_floor"))
-    return parse_time(saved_at), SavedBaseline(n_samples, *averages)
+    fast, floor = (_averages(document, key) for key in ("fast_ema", "hard_floor"))
+    workload = document.get("workload")
+    name = workload if isinstance(workload, str) else ""
+    return parse_time(saved_at), SavedBaseline(n_samples, fast, floor, name)
 
 
 def parse_time(text: str) -> int:

@@ -9,7 +9,7 @@ import random
 import threading
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
@@ -114,8 +114,7 @@ class HealthAgent:
             stale_age_ns=settings.persist_stale_age_ns,
         )
         if loaded.baseline is not None:
-            self.loop.baseline.restore(loaded.baseline)
-            self.loop.start_warm()
+            self.loop.restore(loaded.baseline)
         if loaded.outcome is not LoadOutcome.MISSING:
             detail = f": {loaded.detail}" if loaded.detail else ""
             self.first_notes.append(
@@ -138,15 +137,22 @@ class HealthAgent:
             on_sample(sample, notes)
 
     def save(self) -> list[str]:
-        """Write the baseline if it is worth keeping; a failure is a note, never the end."""
+        """Write the baseline if it is worth keeping; a failure is a note, never the end.
+
+        That of an idle node is deleted: what runs next is measured from its own start.
+        """
         self._saved_ns = self._parts.clock.mono_ns()
+        settings = self._settings
+        if self.loop.is_idle:
+            with suppress(OSError):
+                settings.persist_path.unlink()
+            return []
         if not self.loop.is_warm:
             return []
-        settings = self._settings
         try:
             save_baseline(
                 settings.persist_path,
-                self.loop.baseline.save(),
+                self.loop.save(),
                 settings.loop.baseline,
                 wall_ns=self._parts.clock.wall_ns(),
             )

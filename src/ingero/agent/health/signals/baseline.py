@@ -69,11 +69,13 @@ class SavedBaseline:
         n_samples: Intervals folded in.
         fast: Raw fast average per signal, in the order of `Signals`.
         floor: Raw slow average per signal.
+        workload: Identity of what they were learned from; empty when it is not known.
     """
 
     n_samples: int
     fast: tuple[float, ...]
     floor: tuple[float, ...]
+    workload: str = ""
 
 
 class _Average:

@@ -61,6 +61,8 @@ class StateMachine:
         n_silent: Intervals in a row without a launch.
         n_failed: Intervals in a row without a reading.
         workload: Identity of what ran last; empty when it was never known.
+        is_restored: The baseline was learned before the agent's start: it is of ``workload`` and of no other, also
+            where that is not known.
     """
 
     state: State = State.CALIBRATING
@@ -68,6 +70,7 @@ class StateMachine:
     n_silent: int = 0
     n_failed: int = 0
     workload: str = ""
+    is_restored: bool = False
 
 
 class Step(NamedTuple):
@@ -112,7 +115,8 @@ def is_waking(machine: StateMachine, reading: Reading) -> bool:
         return True
     if machine.state is State.IDLE:
         return bool(reading.launches) or reading.is_hung
-    return bool(machine.workload and reading.workload and reading.workload != machine.workload)
+    is_bound = machine.is_restored or bool(machine.workload)
+    return is_bound and bool(reading.workload) and reading.workload != machine.workload
 
 
 def reject_future(reading: Reading | None, wall_ns: int) -> Reading | None:
