@@ -13,7 +13,13 @@ from typing import Final
 
 import numpy as np
 
-from ingero.detect.threshold import Scores, ThresholdSettings, ThresholdState, step_threshold
+from ingero.detect.threshold import (
+    STRICTNESS,
+    Scores,
+    ThresholdSettings,
+    ThresholdState,
+    step_threshold,
+)
 from ingero.fleet.component import WITHHELD, Hardware, PushAnswer
 from ingero.fleet.processors.peer_threshold.answers import ThresholdAnswers
 from ingero.fleet.processors.peer_threshold.episodes import EpisodeTracker
@@ -21,6 +27,11 @@ from ingero.fleet.processors.peer_threshold.scores import ClusterScores, Reporte
 from ingero.model.arrays import IntArray
 from ingero.wire.names import MAX_ID_LENGTH
 from ingero.wire.push import PushFacts, ResourceFacts
+
+RECOVERED_ABOVE: Final = 0.02
+"""How far over its threshold a straggler is well again: the hysteresis that agents have when nothing else is set."""
+RECOVERED_INTERVALS: Final = 3
+"""Push intervals of such scores that end an episode without a word of the agent, which repeats itself in each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,6 +219,19 @@ class ClusterState:
         is_late = (self.scores.states == ReportedState.ACTIVE) & (self.scores.seen_ns <= mono_ns)
         row = self.scores.find_row(but)
         return int(is_late.sum()) <= int(row is not None and is_late[row])
+
+    def is_recovered(self, node_id: str, score: float, now_ns: int) -> bool:
+        """Note an active node's score; True when it ends the node's episode, though the agent said nothing of an end.
+
+        Nothing is concluded in panic, nor without a quorum or a threshold: the wait starts again then.
+        """
+        if not self.episodes.is_open(node_id):
+            return False
+        answer = self.find_answer(node_id, "", now_ns)  # in panic one without a quorum
+        bar = answer.threshold if answer is not None and answer.quorum_met else None
+        is_good = bar is not None and score + STRICTNESS >= bar + RECOVERED_ABOVE
+        good_ns = self.episodes.note_score(node_id, now_ns, is_good=is_good)
+        return good_ns >= RECOVERED_INTERVALS * self.settings.threshold.push_interval_ns
 
     def is_remembered(self, now_ns: int) -> bool:
         """Whether there is still a threshold to answer with, though no node may be left."""

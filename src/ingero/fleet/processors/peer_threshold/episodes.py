@@ -2,7 +2,8 @@
 
 Agents send ``ingero.node.straggler_event`` = 1 on every tick while they are stragglers, each with a fresh
 ``ingero.event.id``, and a single 0 when they recover (wire facts: an event that is lost is not repeated, and an agent
-that turns idle or dies sends no 0 at all). So an episode opens on the first 1 and closes for one of three reasons.
+that turns idle, dies or starts again sends no 0 at all). So an episode opens on the first 1 and closes for one of three
+reasons; a node whose scores are good and whose agent says no 1 for a while has recovered too.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ MAX_CLOSED: Final = 256
 class Outcome(StrEnum):
     """Why an episode is no longer open."""
 
-    RESOLVED = "resolved"  # the agent said 0
+    RESOLVED = "resolved"  # the agent said 0, or says 1 no more while its scores are good
     STATE_CHANGE = "state_change"  # the node turned idle or calibrating: it is no longer judged
     LOST = "lost"  # the node stopped pushing; nothing says that it recovered
 
@@ -112,12 +113,13 @@ class EpisodeTracker:
     closed ones. Not thread-safe; the owner locks.
     """
 
-    __slots__ = ("_closed", "_cluster_id", "_open")
+    __slots__ = ("_closed", "_cluster_id", "_good_since_ns", "_open")
 
     def __init__(self, cluster_id: str) -> None:
         self._cluster_id: Final = cluster_id
         self._open: dict[str, Episode] = {}
         self._closed: deque[Episode] = deque(maxlen=MAX_CLOSED)
+        self._good_since_ns: dict[str, int] = {}
 
     @property
     def n_open(self) -> int:
@@ -148,6 +150,7 @@ class EpisodeTracker:
         An episode that began in panic opens once more with the first event after it: the node is a straggler on its
         own. The same event twice changes nothing but ``n_events``.
         """
+        self._good_since_ns.pop(node_id, None)
         episode = self._open.get(node_id)
         if episode is None:
             episode = Episode(
@@ -162,8 +165,22 @@ class EpisodeTracker:
             return episode
         return None
 
+    def note_score(self, node_id: str, now_ns: int, *, is_good: bool) -> int:
+        """Note a score of a node in an episode; for how long its scores have been good since its last event, in ns.
+
+        Args:
+            node_id: The node.
+            now_ns: Monotonic time.
+            is_good: Whether the score is one of a node that has recovered; False too where nothing says so.
+        """
+        if not is_good:
+            self._good_since_ns.pop(node_id, None)
+            return 0
+        return now_ns - self._good_since_ns.setdefault(node_id, now_ns)
+
     def close(self, node_id: str, outcome: Outcome, wall_ns: int) -> Episode | None:
         """End the node's episode, if it has one."""
+        self._good_since_ns.pop(node_id, None)
         episode = self._open.pop(node_id, None)
         if episode is None:
             return None

@@ -253,6 +253,8 @@ class ClusterRegistry:
                 self._close_episode(cluster, node_id, Outcome.STATE_CHANGE, arrival)
         if cluster.is_dirty or cluster.first_reports is not None:
             self._updates.update_in_push(cluster, arrival)
+        if state is ReportedState.ACTIVE and cluster.is_recovered(node_id, score, arrival.mono_ns):
+            self._close_episode(cluster, node_id, Outcome.RESOLVED, arrival)
 
     def _put_event(self, cluster: ClusterState, facts: PushFacts, arrival: Arrival) -> None:
         node_id, attributes = facts.resource.node_id, facts.event_attributes or {}
