@@ -1,5 +1,6 @@
 """Who is whose child holds whatever part of a recording is looked at, and is unknown where nobody noted it."""
 
+import shutil
 import sqlite3
 from contextlib import closing
 from dataclasses import replace
@@ -15,6 +16,7 @@ from ingero.recording.queries.window import Wanted, load_part
 from ingero.recording.scenarios.builder import START_NS, RecordingBuilder
 from ingero.recording.scenarios.loop import Loop
 from ingero.recording.store.event_loader import LoadFilter
+from ingero.recording.store.migration import migrate
 from ingero.recording.store.reader import load_recording
 from ingero.recording.store.settings import WriterSettings
 from ingero.recording.store.writer import RecordingWriter
@@ -74,6 +76,28 @@ def test_a_recording_that_goes_on_knows_the_children_of_the_one_before(path):
         assert connection.execute("SELECT * FROM process_parents").fetchall() == [
             (WORKER, PID, "node-0")
         ]
+
+
+def test_a_fork_that_does_not_say_of_whom_stops_no_migration_and_no_recorder(tmp_path):
+    path, copy = tmp_path / "r.db", tmp_path / "copy.db"
+    built = starved_job()
+    built.call((Source.HOST, HostOp.FORK), 0, 0, PID, arg1=77)
+    built.write(path)
+    forget_table(path)
+    with closing(sqlite3.connect(path)) as connection:  # as files of older versions may have it
+        connection.execute("PRAGMA writable_schema = 1")
+        connection.execute(
+            "UPDATE sqlite_master SET sql = replace(sql, 'arg1 INTEGER NOT NULL', 'arg1 INTEGER') WHERE name = 'events'"
+        )
+        connection.commit()
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("UPDATE events SET arg1 = NULL WHERE arg1 = 77")
+        connection.commit()
+    shutil.copy(path, copy)
+    migrate(path)
+    RecordingWriter(copy, "node-0").close()
+    for one in (path, copy):
+        assert load_recording(one).parents == {(0, WORKER): PID}
 
 
 def test_rows_that_a_size_cap_takes_leave_the_parents(tmp_path):

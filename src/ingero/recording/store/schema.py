@@ -145,7 +145,8 @@ OCTAVES: Final = (
 
 FORKED: Final = (
     "SELECT arg1 AS pid, pid AS parent, node FROM events "  # noqa: S608 - own numbers
-    f"WHERE source = {Source.HOST:d} AND op = {HostOp.FORK:d} ORDER BY rowid"
+    f"WHERE source = {Source.HOST:d} AND op = {HostOp.FORK:d} AND arg1 IS NOT NULL AND pid IS NOT NULL "
+    "ORDER BY rowid"
 )
 """Rows of ``process_parents`` out of the events of a file that has no such table."""
 
