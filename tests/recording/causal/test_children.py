@@ -11,6 +11,7 @@ import pytest
 from ingero.agent.trace.recent_recording import RecentRecording
 from ingero.model.events import EVENT, HostOp, Source
 from ingero.recording.causal.engine import explain
+from ingero.recording.export.merge import merge_recordings
 from ingero.recording.queries.transfer import decode_part, encode_part, join_parts
 from ingero.recording.queries.window import Wanted, load_part
 from ingero.recording.scenarios.builder import START_NS, RecordingBuilder
@@ -131,6 +132,20 @@ def test_the_newest_rows_of_a_trace_know_a_child_that_was_forked_before():
 def test_what_a_node_sends_has_the_parents(path):
     sent = decode_part(encode_part(load_part(path, Wanted(last=300))))
     assert told(join_parts([("a", RecordingBuilder("other").build()), ("b", sent)])) == WAITS
+
+
+@pytest.mark.parametrize("node", ["", "node-0"])
+def test_merged_recordings_of_an_older_version_keep_who_is_whose_child(path, tmp_path, node):
+    forget_table(path)
+    damaged = "source = ?, op = ?, arg1 = 'x' WHERE rowid = (SELECT max(rowid) FROM events)"
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("UPDATE events SET node = ?", (node,))
+        connection.execute(f"UPDATE events SET {damaged}", (Source.HOST, HostOp.FORK))
+        connection.commit()
+    merged = merge_recordings([path], tmp_path / "m.db", force_node="node-0")
+    assert [one.n_damaged for one in merged.files] == [1]
+    assert load_recording(tmp_path / "m.db").parents == {(0, WORKER): PID}
+    assert told(load_part(tmp_path / "m.db", Wanted(start="2s"))) == WAITS
 
 
 def test_a_parent_that_was_noted_without_a_fork_counts():

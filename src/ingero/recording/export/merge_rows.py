@@ -12,7 +12,7 @@ from ingero.recording.export.merge_plan import MergeGroup, MergeSource
 from ingero.recording.store.files import table_columns
 from ingero.recording.store.identity import Part
 from ingero.recording.store.rows import BUCKET_NS
-from ingero.recording.store.schema import BUCKETED_TABLES, OCTAVES, TABLES, table_exists
+from ingero.recording.store.schema import BUCKETED_TABLES, FORKED, OCTAVES, TABLES, table_exists
 from ingero.recording.store.typed import INT64, Kind, keep_typed
 
 _STAGED: Final = tuple(
@@ -127,8 +127,9 @@ class Copier:
     def _stage(self, source: sqlite3.Connection, facts: MergeSource, table: str) -> int:
         """Read one table of a file; returns how many of its rows could not be read."""
         present, origin = table_columns(source, table), table
-        if table == "latency_buckets" and table_exists(source, "latency_histograms"):
-            present, origin = tuple(c.name for c in self._columns[table]), f"({OCTAVES})"
+        derived = _derive(source, table)
+        if derived:
+            present, origin = tuple(c.name for c in self._columns[table]), f"({derived})"
         if table == "recording_names" and not facts.is_merged:
             return self._stage_names(source, facts)
         columns = [c for c in self._columns[table] if c.name in present]
@@ -153,7 +154,7 @@ class Copier:
         if table == "causal_chains":
             rows = [_named_chain(row, names, facts) for row in rows]
         self._target.executemany(self._upsert(f"part_{table}", table, names, "max"), rows)
-        return n_damaged
+        return 0 if derived == FORKED else n_damaged  # a damaged event is counted with the events
 
     def _stage_names(self, source: sqlite3.Connection, facts: MergeSource) -> int:
         """Note which recording called its processes what: a pid may be another process in the next one."""
@@ -315,6 +316,16 @@ def _value(column: _Column, present: Sequence[str]) -> str:
     if column.name not in present:
         return column.default
     return column.name if column.default == "NULL" else f"ifnull({column.name}, {column.default})"
+
+
+def _derive(source: sqlite3.Connection, table: str) -> str:
+    """The SELECT that gives a table's rows where an earlier version of this program kept them elsewhere; or empty."""
+    if table == "latency_buckets" and table_exists(source, "latency_histograms"):
+        return OCTAVES
+    has_forks = {"node", "arg1"} <= set(table_columns(source, "events"))
+    if table == "process_parents" and has_forks and not table_exists(source, table):
+        return FORKED
+    return ""
 
 
 def _event_id(facts: MergeSource, node: str, id_: str) -> str:
