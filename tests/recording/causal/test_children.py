@@ -164,3 +164,16 @@ def test_a_wait_for_a_process_of_unknown_parent_is_unknown_and_a_pause_is_nothin
         explained = explain(recording)
         assert told(recording) == []
         assert "input_starvation" in explained.judged
+
+
+@pytest.mark.parametrize("is_noted", [True, False])
+def test_a_job_whose_own_parent_is_known_has_no_worker_of_unknown_parent(is_noted):
+    """It waits for a server of the machine: its children were read with it, or its forks watched."""
+    built = starved_job(has_fork=False, waker=7777)
+    if not is_noted:
+        built.call((Source.HOST, HostOp.FORK), 0, 0, 1, arg1=PID)
+    recording = replace(built.build(), parents={(0, PID): 1, (0, WORKER): PID} if is_noted else {})
+    explained = explain(recording)
+    assert told(recording) == []
+    assert "input_starvation" in explained.judged
+    assert not [one for one in explained.unknown if "input_starvation" in one.rules]

@@ -166,16 +166,22 @@ def _workers(
 
 
 def find_strangers(evidence: Evidence, process: Process, tid: int) -> dict[int, Intervals]:
-    """Sleep of a thread by the process that ended it, where nobody noted whose child that one is."""
+    """Sleep of a thread by the process that ended it, where nobody noted whose child that one is.
+
+    A process whose own parent was noted has none: its children were read with it, or its forks watched from the first.
+    """
+    born = {
+        child
+        for (node, _), pids in evidence.children.items()
+        if node == process.node
+        for child in pids
+    }
+    if process.pid in born:
+        return {}
+    known = {0, process.pid} | born
     off = process.thread(tid).of(OpKind.OFF_CPU)
     sleeps = off.where(evidence.column("reason", off) == OffCpuReason.SLEEP)
     wakers = evidence.column("other_pid", sleeps)
-    known = {0, process.pid} | {
-        child
-        for (node, _), born in evidence.children.items()
-        if node == process.node
-        for child in born
-    }
     return {
         pid: sleeps.where(wakers == pid).intervals
         for pid in np.unique(wakers).tolist()
