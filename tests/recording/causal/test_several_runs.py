@@ -1,5 +1,6 @@
 """A recording that several runs of the agent wrote into: what happened while nobody watched counts for nothing."""
 
+import tracemalloc
 from dataclasses import replace
 
 import numpy as np
@@ -12,6 +13,7 @@ from ingero.model.recording import AGGREGATE, Session
 from ingero.recording.causal.engine import explain
 from ingero.recording.causal.evidence import Evidence
 from ingero.recording.causal.intervals import Intervals
+from ingero.recording.causal.watching import NodeWatch
 from ingero.recording.queries.graphs import summarise_graphs
 from ingero.recording.queries.operations import list_operations
 from ingero.recording.scenarios.catalog import SCENARIOS
@@ -88,6 +90,51 @@ def test_a_hang_is_found_also_where_another_run_follows(says_when_it_stopped):
     (found,) = explain(append(alone, run_of(other_program(), HOUR))).incidents
     assert (found.rule, found.severity) == ("collective_hang", "HIGH")
     assert (found.id, found.title, found.lost_ns) == (hang.id, hang.title, hang.lost_ns)
+
+
+class Read:
+    """A recording that counts how often its events are gone through."""
+
+    def __init__(self, recording):
+        self.nodes, self.sessions = recording.nodes, recording.sessions
+        self._events = recording.events
+        self.n_reads = 0
+
+    @property
+    def events(self):
+        self.n_reads += 1
+        return self._events
+
+
+def traced_often(n_runs):
+    """A hang after other runs of which none says when it stopped, as where the agent was killed."""
+    job = run_of(collective_hang().build(), n_runs * HOUR, stop_ns=0)
+    for i in reversed(range(n_runs)):
+        job = append(run_of(other_program(), i * HOUR, stop_ns=0), job)
+    return job
+
+
+def test_a_nodes_rows_are_gone_through_once_however_many_its_runs_are_and_never_copied_whole():
+    recording = traced_often(20)
+    read = Read(recording)
+    watch = NodeWatch(read, 0)
+    tracemalloc.start()
+    try:
+        assert len(watch.unwatched) == 20
+        assert {watch.until(moment) for moment in recording.events["start_ns"].tolist()[::50]}
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert read.n_reads == 1
+    assert peak < recording.events.nbytes / 2
+
+
+def test_how_long_a_node_was_watched_is_found_once_for_all_of_its_ranks(monkeypatch):
+    made = []
+    find = NodeWatch.__init__
+    monkeypatch.setattr(NodeWatch, "__init__", lambda *args: made.append(args) or find(*args))
+    assert [one.rule for one in explain(traced_often(2)).incidents] == ["collective_hang"]
+    assert len(made) == 1
 
 
 def test_a_hang_of_the_second_run_is_found():

@@ -22,7 +22,7 @@ from ingero.model.recording import Recording
 from ingero.recording.causal.coverage import CallCounts, Gap
 from ingero.recording.causal.exact import Statistics, compute_statistics
 from ingero.recording.causal.intervals import Intervals, Times
-from ingero.recording.causal.watching import find_between_lives, find_unwatched
+from ingero.recording.causal.watching import NodeWatch, find_between_lives
 from ingero.units import NS_PER_S
 
 FoundT = TypeVar("FoundT")
@@ -177,6 +177,7 @@ class Evidence:
         recording: What was seen. Not changed.
 
     Attributes:
+        watches: When each node was watched.
         answers: What `remembered` functions found, by question.
     """
 
@@ -191,6 +192,7 @@ class Evidence:
             events["source"].astype(np.int64) << 8 | events["op"],
             np.ascontiguousarray(events["tid"]),
         )
+        self.watches = tuple(NodeWatch(recording, i) for i in range(len(recording.nodes)))
         self.processes = tuple(self._iter_processes())
         self.gpu_processes = tuple(p for p in self.processes if len(p.calls))
         self.counts = CallCounts(recording)
@@ -274,7 +276,6 @@ class Evidence:
             return
         keys = events["node"].astype(np.int64) << _TID_BITS | events["pid"]
         order = np.argsort(keys, kind="stable")
-        between_runs = [find_unwatched(self.recording, i) for i in range(len(self.recording.nodes))]
         for here in _split(keys[order]):
             idx = order[here]
             rows = self._rows if len(idx) == len(events) else self._rows.where(idx)
@@ -285,7 +286,7 @@ class Evidence:
             is_open = (self.column("flags", rows) & EventFlag.IN_FLIGHT) != 0
             calls, open_ = (self._outermost_calls(rows.where(m)) for m in (~is_open, is_open))
             between_lives = find_between_lives(rows.starts, rows.ends, rows.codes)
-            unwatched = between_runs[node].union(between_lives)
+            unwatched = self.watches[node].unwatched.union(between_lives)
             yield Process(node, pid, name, rows, calls, open_, unwatched)
 
     def _outermost_calls(self, rows: EventRows) -> EventRows:

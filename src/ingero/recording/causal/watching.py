@@ -6,8 +6,7 @@ Of other time the lack of rows says nothing.
 from __future__ import annotations
 
 import functools
-import itertools
-from collections.abc import Iterator
+from functools import cached_property
 
 import numpy as np
 
@@ -18,36 +17,81 @@ from ingero.model.recording import Recording
 from ingero.recording.causal.intervals import NO_TIME, Intervals, Times
 
 
-def find_unwatched(recording: Recording, node: int) -> Intervals:
-    """The time between two runs of the agent on a node."""
-    runs = np.array(list(_iter_runs(recording, node)), np.int64).reshape(-1, 2)
-    if len(runs) < 2:
-        return NO_TIME
-    return Intervals.of(runs[:, 0], runs[:, 1]).gaps(int(runs[0, 0]), int(runs[-1, 0]))
+class NodeWatch:
+    """The runs of the agent on one node; what needs the node's rows is found when it is asked for, once.
+
+    Args:
+        recording: What was seen.
+        node: Index into its nodes.
+    """
+
+    def __init__(self, recording: Recording, node: int) -> None:
+        self._recording = recording
+        self._node = node
+        name = recording.nodes[node]
+        here = [one for one in recording.sessions if one.node == name]
+        self._stops = [one.stopped_wall_ns for one in here]
+        self._said = sorted(
+            (one.started_wall_ns, one.stopped_wall_ns) for one in here if one.started_wall_ns
+        )
+
+    @cached_property
+    def unwatched(self) -> Intervals:
+        """The time between two runs."""
+        runs = np.array(self._runs, np.int64).reshape(-1, 2)
+        if len(runs) < 2:
+            return NO_TIME
+        return Intervals.of(runs[:, 0], runs[:, 1]).gaps(int(runs[0, 0]), int(runs[-1, 0]))
+
+    def until(self, moment_ns: int) -> int:
+        """When the run that saw a moment ended, the first to end of several; the moment itself where none saw it.
+
+        A node with one run at most, which need not say when it began, was watched to its last row or beyond.
+        """
+        if len(self._runs) > 1:
+            until = [
+                stop_ns for start_ns, stop_ns in self._runs if start_ns <= moment_ns <= stop_ns
+            ]
+            return min(until, default=moment_ns)
+        return max([moment_ns, self._last_ns[-1], *self._stops])
+
+    @cached_property
+    def _runs(self) -> list[tuple[int, int]]:
+        """Begin and end of each run that says when it began, by begin.
+
+        One that does not say when it stopped lasted to the last row before the next one, the newest to the last row.
+        """
+        runs = self._said
+        if len(runs) < 2:
+            return runs
+        found = [
+            (start_ns, stop_ns or min(max(last_ns, start_ns), next_ns))
+            for (start_ns, stop_ns), (next_ns, _), last_ns in zip(
+                runs[:-1], runs[1:], self._last_ns[:-1], strict=True
+            )
+        ]
+        start_ns, stop_ns = runs[-1]
+        return [*found, (start_ns, max(stop_ns, start_ns, self._last_ns[-1]))]
+
+    @cached_property
+    def _last_ns(self) -> list[int]:
+        """The last end of the node's rows that began before each run but the first did, then of all; 0 without rows."""
+        events = self._recording.events
+        is_here = events["node"] == self._node
+        starts = events["start_ns"][is_here]
+        latest = np.maximum.accumulate(starts + events["duration_ns"][is_here])
+        begins = np.array([start_ns for start_ns, _ in self._said[1:]], np.int64)
+        n_rows = [*np.searchsorted(starts, begins).tolist(), len(starts)]
+        return [int(latest[n - 1]) if n else 0 for n in n_rows]
 
 
 def find_watched(recording: Recording) -> Intervals:
     """The time of a recording's window in which at least one of its nodes was watched."""
     parts = [
-        find_unwatched(recording, node).gaps(*recording.window_ns)
+        NodeWatch(recording, node).unwatched.gaps(*recording.window_ns)
         for node in range(len(recording.nodes))
     ]
     return functools.reduce(Intervals.union, parts, NO_TIME)
-
-
-def find_watched_until(recording: Recording, node: int, moment_ns: int) -> int:
-    """When the run that saw a moment ended, the first to end of several; the moment itself where none saw it.
-
-    A node with one run at most, which need not say when it began, was watched to its last row or beyond.
-    """
-    runs = list(_iter_runs(recording, node))
-    if len(runs) > 1:
-        until = [stop_ns for start_ns, stop_ns in runs if start_ns <= moment_ns <= stop_ns]
-        return min(until, default=moment_ns)
-    name = recording.nodes[node]
-    stops = [one.stopped_wall_ns for one in recording.sessions if one.node == name]
-    _, ends = _find_times(recording, node)
-    return max([int(ends.max(initial=moment_ns)), *stops])
 
 
 def find_between_lives(starts: Times, ends: Times, codes: IntArray) -> Intervals:
@@ -56,31 +100,3 @@ def find_between_lives(starts: Times, ends: Times, codes: IntArray) -> Intervals
     never = np.iinfo(np.int64).max
     later = np.append(starts, never)[np.searchsorted(starts, exits, side="right")]
     return Intervals.of(exits[later < never], later[later < never])
-
-
-def _iter_runs(recording: Recording, node: int) -> Iterator[tuple[int, int]]:
-    """Begin and end of each run on a node that says when it began, by begin.
-
-    One that does not say when it stopped lasted to the last row before the next one, the newest to the last row.
-    """
-    name = recording.nodes[node]
-    runs = sorted(
-        (one.started_wall_ns, one.stopped_wall_ns)
-        for one in recording.sessions
-        if one.node == name and one.started_wall_ns
-    )
-    if len(runs) < 2:
-        yield from runs
-        return
-    starts, ends = _find_times(recording, node)
-    for (start_ns, stop_ns), (next_ns, _) in itertools.pairwise(runs):
-        last_ns = min(int(ends[starts < next_ns].max(initial=start_ns)), next_ns)
-        yield start_ns, stop_ns or last_ns
-    start_ns, stop_ns = runs[-1]
-    yield start_ns, max(stop_ns, int(ends.max(initial=start_ns)))
-
-
-def _find_times(recording: Recording, node: int) -> tuple[Times, Times]:
-    """Start and end of each row of a node."""
-    events = recording.events[recording.events["node"] == node]
-    return events["start_ns"], events["start_ns"] + events["duration_ns"]

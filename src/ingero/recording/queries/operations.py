@@ -11,7 +11,6 @@ from ingero.model.recording import Recording
 from ingero.model.untrusted import clean
 from ingero.recording.causal.evidence import Evidence
 from ingero.recording.causal.exact import Statistics, compute_statistics
-from ingero.recording.causal.watching import find_unwatched
 
 
 class OperationAnswer(msgspec.Struct, frozen=True):
@@ -57,8 +56,7 @@ def list_operations(recording: Recording) -> list[OperationAnswer]:
     evidence = Evidence(recording)
     watched = {(p.node, p.pid): p.watched_ns for p in evidence.processes}
     of_node = [
-        max(find_unwatched(recording, node).gaps(*recording.window_ns).total_ns, 1)
-        for node in range(len(recording.nodes))
+        max(watch.unwatched.gaps(*recording.window_ns).total_ns, 1) for watch in evidence.watches
     ]
     found = [
         _answer(recording, one, watched.get((one.node, one.pid), of_node[one.node]))

@@ -23,7 +23,6 @@ from ingero.model.operations import OpKind
 from ingero.recording.causal.evidence import EventRows, Evidence, Process, remembered
 from ingero.recording.causal.finding import Finding, Needs, name_cause, rule
 from ingero.recording.causal.rules.groups import find_members
-from ingero.recording.causal.watching import find_watched_until
 from ingero.units import NS_PER_S, format_duration
 
 _MIN_SILENCE_NS: Final = 5 * NS_PER_S
@@ -190,7 +189,7 @@ def _stand(evidence: Evidence, rank: int, process: Process, ops: EventRows) -> _
     last_seq = int(seqs.max())
     is_open = (evidence.column("flags", ops) & EventFlag.IN_FLIGHT) != 0
     last_ns = max(int(process.calls.ends.max(initial=0)), int(process.open.starts.max(initial=0)))
-    until_ns = find_watched_until(evidence.recording, process.node, last_ns)
+    until_ns = evidence.watches[process.node].until(last_ns)
     asked_ns = evidence.recording.asked_ns[1] or until_ns
     codes = process.rows.codes
     is_over = bool(np.isin(codes, _ENDINGS).any() or (codes == _EXIT).any())
