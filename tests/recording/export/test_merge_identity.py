@@ -254,6 +254,19 @@ def test_a_pid_that_is_two_processes_is_called_by_both_names(tmp_path):
         assert sorted(rows) == [("logrotate", 3), ("train", 3)]
 
 
+def test_a_pid_that_had_two_parents_keeps_one_in_any_order_and_is_no_difference(tmp_path):
+    for name, start, parent in (("x", 0, 40), ("y", 5000, 1)):
+        with RecordingWriter(tmp_path / name, "a") as writer:
+            put(writer, start, 3)
+            writer.put_parents({41: parent})
+    for order in ("xy", "yx"):
+        merged = merge_recordings(
+            [tmp_path / n for n in order], tmp_path / "m.db", is_replaced=True
+        )
+        assert merged.notes == []
+        assert load_recording(tmp_path / "m.db").parents == {(0, 41): 40}
+
+
 def test_a_file_that_is_being_recorded_into_is_merged_and_not_replaced(tmp_path):
     with RecordingWriter(tmp_path / "r.db", "a") as writer:
         put(writer, 0, 5)

@@ -25,6 +25,8 @@ _EXTREMES: Final = {
 }
 _SAME: Final = ("timestamp", "pid", "tid", "source", "op", "duration", "arg0", "arg1", "node")
 """What makes two rows the same event: its time to the nanosecond, thread and arguments."""
+_OF_PIDS: Final = frozenset(("process_names", "process_parents", "recording_names"))
+"""Tables that differ where a pid was given to another process: no row of them is wrong."""
 _BATCH_ROWS: Final = 10_000
 
 
@@ -255,7 +257,7 @@ class Copier:
             for a in ("p", "t")
         )  # fmt: skip
         is_richer = f"({mine}) > ({theirs})" if rest else "0"
-        if rest and table not in {"process_names", "recording_names"}:
+        if rest and table not in _OF_PIDS:
             (n_conflicts,) = self._target.execute(
                 f"SELECT count(*) FROM part_{table} AS p JOIN {table} AS t ON {same} WHERE ({mine}) <> ({theirs})"  # noqa: S608
             ).fetchone()

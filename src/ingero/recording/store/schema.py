@@ -195,7 +195,8 @@ SCHEMA_INFO: Final[dict[str, str]] = {
     "arg0_note": "bytes for allocations and copies, function for launches, handle for synchronisations, sectors for io",
     "unprobed_note": "libraries whose calls are in no table between since and until, or only as the reason says; an "
     "until of 0 is the end of the recording",
-    "process_parents_note": "the last parent of each pid, from its fork or from /proc when its parent was seen first",
+    "process_parents_note": "the last parent of each pid, from its fork or from /proc when its parent was seen first; "
+    "of a pid that was another process's in another of the recordings that were merged, one of the parents",
     "process_gpus_note": "nodes are the NVIDIA devices in a process's /dev, by commas; visible is its "
     "CUDA_VISIBLE_DEVICES, 'unset' without one; several rows of a process: it was shown others after an exec, or "
     "its number was given to another",
