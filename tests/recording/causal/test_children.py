@@ -12,14 +12,18 @@ from ingero.agent.trace.recent_recording import RecentRecording
 from ingero.model.events import EVENT, HostOp, Source
 from ingero.recording.causal.engine import explain
 from ingero.recording.export.merge import merge_recordings
+from ingero.recording.queries.recording_file import RecordingFile
 from ingero.recording.queries.transfer import decode_part, encode_part, join_parts
 from ingero.recording.queries.window import Wanted, load_part
 from ingero.recording.scenarios.builder import START_NS, RecordingBuilder
 from ingero.recording.scenarios.loop import Loop
+from ingero.recording.store import reader
 from ingero.recording.store.event_loader import LoadFilter
 from ingero.recording.store.migration import migrate
 from ingero.recording.store.reader import load_recording
+from ingero.recording.store.schema import FORKED
 from ingero.recording.store.settings import WriterSettings
+from ingero.recording.store.typed import select_typed
 from ingero.recording.store.writer import RecordingWriter
 
 MS = 1_000_000
@@ -68,6 +72,27 @@ def test_a_worker_is_named_in_every_window(path, wanted, is_old):
     if is_old:
         forget_table(path)
     assert told(load_part(path, wanted)) == WAITS
+
+
+def test_forks_of_an_older_recording_are_looked_for_once_while_it_stays_as_it_was(
+    path, monkeypatch
+):
+    forget_table(path)
+    asked = []
+
+    def select(connection, table, *args, **kwargs):
+        asked.append(table)
+        return select_typed(connection, table, *args, **kwargs)
+
+    monkeypatch.setattr(reader, "select_typed", select)
+    file = RecordingFile(path)
+    for wanted in (Wanted(last=300), Wanted(start="2s"), Wanted(since="4s")):
+        assert told(file.load(wanted)) == WAITS
+    assert asked.count(f"({FORKED})") == 1
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("UPDATE events SET arg1 = 77 WHERE arg1 = ?", (WORKER,))
+        connection.commit()
+    assert file.load(Wanted(last=300)).parents == {(0, 77): PID}
 
 
 def test_a_recording_that_goes_on_knows_the_children_of_the_one_before(path):

@@ -13,6 +13,7 @@ from ingero.model.recording import Recording
 from ingero.recording.causal.engine import explain
 from ingero.recording.causal.evidence import Evidence
 from ingero.recording.queries.window import Wanted, load_part
+from ingero.recording.store.reader import ForkMemory
 from ingero.recording.store.sql import SqlStop
 
 FoundT = TypeVar("FoundT")
@@ -68,6 +69,7 @@ class RecordingFile:
         self.outside = outside or ExternalAccess()
         self.stop: SqlStop | None = None
         self._kept: _Kept | None = None
+        self._forks: tuple[Stamp, ForkMemory] = ((), ForkMemory())
 
     def load(self, wanted: Wanted) -> Recording:
         """Load a part of the recording.
@@ -112,8 +114,11 @@ class RecordingFile:
         return tuple(stamps)
 
     def _keep(self, wanted: Wanted) -> _Kept:
-        key = (self.stamp(), wanted)
+        stamp = self.stamp()
+        key = (stamp, wanted)
         if self._kept is None or self._kept.key != key:
             self._kept = None  # two parts at once would take twice the memory
-            self._kept = _Kept(key, load_part(self.path, wanted))
+            if self._forks[0] != stamp:
+                self._forks = (stamp, ForkMemory())
+            self._kept = _Kept(key, load_part(self.path, wanted, self._forks[1]))
         return self._kept

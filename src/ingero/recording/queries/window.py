@@ -14,7 +14,7 @@ from ingero.errors import BadDataError
 from ingero.model.recording import Recording
 from ingero.recording.store.event_loader import LoadFilter
 from ingero.recording.store.files import open_recording, store_errors
-from ingero.recording.store.reader import load_recording
+from ingero.recording.store.reader import ForkMemory, load_recording
 from ingero.recording.store.typed import keep_typed
 from ingero.units import NS_PER_S, parse_duration
 
@@ -76,8 +76,13 @@ def check_pids(pids: Iterable[int]) -> None:
             raise AskedError(f"{pid} is not a process id")
 
 
-def load_part(path: Path, wanted: Wanted) -> Recording:
+def load_part(path: Path, wanted: Wanted, forks: ForkMemory | None = None) -> Recording:
     """Load the part of a recording that was asked for.
+
+    Args:
+        path: The file.
+        wanted: The part.
+        forks: See `load_recording`.
 
     Raises:
         AskedError: A time is not one, or the part is empty by construction.
@@ -90,8 +95,8 @@ def load_part(path: Path, wanted: Wanted) -> Recording:
     to_ns = None if to_ns is not None and to_ns >= last_ns else to_ns
     limits = LoadFilter(from_ns, to_ns, wanted.pids, has_extras=wanted.has_extras)
     if wanted.last:
-        return load_recording(path, replace(limits, max_rows=wanted.last))
-    recording = load_recording(path, limits)
+        return load_recording(path, replace(limits, max_rows=wanted.last), forks)
+    recording = load_recording(path, limits, forks)
     return replace(recording, has_unread=recording.is_truncated)
 
 

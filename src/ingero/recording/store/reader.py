@@ -9,7 +9,7 @@ from __future__ import annotations
 import sqlite3
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -36,8 +36,26 @@ from ingero.recording.store.schema import FORKED, OCTAVES
 from ingero.recording.store.typed import INT64, Kind, int_range, select_typed
 
 
-def load_recording(path: Path, wanted: LoadFilter | None = None) -> Recording:
+@dataclass(slots=True)
+class ForkMemory:
+    """What the forks of a file without a table of parents say: to find them, all of its events are gone through.
+
+    Attributes:
+        parents: Parent by node and pid; None while nobody looked.
+    """
+
+    parents: dict[tuple[str, int], int] | None = None
+
+
+def load_recording(
+    path: Path, wanted: LoadFilter | None = None, forks: ForkMemory | None = None
+) -> Recording:
     """Load a recording into memory: about 1 µs and 112 bytes per event, 250 bytes while it loads.
+
+    Args:
+        path: The file.
+        wanted: Which events; None for all that memory is meant to hold.
+        forks: What an earlier load of the same state of the file found; what this one finds is put there.
 
     Raises:
         StoreError: The file cannot be read as a recording (see `open_recording`).
@@ -47,7 +65,7 @@ def load_recording(path: Path, wanted: LoadFilter | None = None) -> Recording:
         connection.execute("PRAGMA query_only = 0")  # for what is in memory; the file is mode=ro
         open_scratch(connection)
         connection.execute("BEGIN")  # one state of the file, also while an agent writes to it
-        return _Loader(connection, path, wanted or LoadFilter()).load()
+        return _Loader(connection, path, wanted or LoadFilter(), forks or ForkMemory()).load()
 
 
 def read_unwritten(path: Path) -> tuple[Unwritten, ...]:
@@ -96,8 +114,11 @@ def _select_unwritten(connection: sqlite3.Connection) -> tuple[list[tuple[Any, .
 class _Loader:
     """One pass over one open recording."""
 
-    def __init__(self, connection: sqlite3.Connection, path: Path, wanted: LoadFilter) -> None:
+    def __init__(
+        self, connection: sqlite3.Connection, path: Path, wanted: LoadFilter, forks: ForkMemory
+    ) -> None:
         self._connection = connection
+        self._forks = forks
         self._selection = RowSelection(connection, wanted)
         self._events = EventLoader(self._selection, path)
         self._n_damaged = 0
@@ -194,18 +215,26 @@ class _Loader:
 
     def _load_parents(self) -> dict[tuple[int, int], int]:
         """Parents of processes, whatever part was asked for: a child may have been forked before it began."""
-        origin = "process_parents"
-        if not table_columns(self._connection, origin):
+        if table_columns(self._connection, "process_parents"):
+            found, n_damaged = self._select_parents("process_parents")
+            self._n_damaged += n_damaged
+        else:
             is_whole = not self._selection.where and not self._selection.is_truncated
             if is_whole or not {"arg1", "node"} <= self._selection.columns:
                 return {}
-            origin = f"({FORKED})"
+            if self._forks.parents is None:  # a damaged event is counted with the events
+                self._forks.parents, _ = self._select_parents(f"({FORKED})")
+            found = self._forks.parents
+        nodes = self._selection.node_idx
+        return {
+            (nodes[node], pid): parent for (node, pid), parent in found.items() if node in nodes
+        }
+
+    def _select_parents(self, origin: str) -> tuple[dict[tuple[str, int], int], int]:
+        """Parent by node and pid, and how many rows could not be read."""
         kinds: dict[str, Kind] = {"node": str, "pid": INT64, "parent": INT64}
         rows, n_damaged = select_typed(self._connection, origin, kinds)
-        if origin == "process_parents":  # a damaged event is counted with the events
-            self._n_damaged += n_damaged
-        nodes = self._selection.node_idx
-        return {(nodes[node], pid): parent for node, pid, parent in rows if node in nodes}
+        return {(node, pid): parent for node, pid, parent in rows}, n_damaged
 
     def _load_gpu_views(self) -> dict[tuple[int, int], GpuView]:
         if not table_columns(self._connection, "process_gpus"):
