@@ -124,13 +124,14 @@ class Filler:
 
     def node(self, cluster, node, i):
         is_slow = i == 3
-        self.rows.nodes[cluster, node] = {
+        said = {
             "ts": self.now,
             "provider": "aws" if i % 2 else None,
             "gpu_model": "H100",
             "gpu_count": 8,
             "state": "active",
         }
+        self.rows.nodes[cluster, node] = [said]
         for minutes in range(MINUTES, 0, -3):
             score = 0.3 if is_slow and minutes < 12 else 0.9 + self.random.random() / 100
             self.event(

@@ -200,11 +200,11 @@ def test_whole_days_that_are_past_retention_go_and_nodes_that_fell_silent_with_t
     backend = store.backend
     for node in ("old", "lively"):
         rows = rows_of(3, clock, start=100 if node == "old" else 200)
-        rows.nodes["c1", node] = {"ts": now_of(clock), "gpu_model": "H100"}
+        rows.nodes["c1", node] = [{"ts": now_of(clock), "gpu_model": "H100"}]
         store.write(rows)
     clock.advance(3 * DAY_NS)
     rows = rows_of(2, clock, start=300)
-    rows.nodes["c1", "lively"] = {"ts": now_of(clock), "state": "active"}
+    rows.nodes["c1", "lively"] = [{"ts": now_of(clock), "state": "active"}]
     store.write(rows)
     now = now_of(clock)
     time = RetentionTime.at(now)
@@ -234,7 +234,7 @@ def test_a_clock_that_is_ahead_deletes_nothing_also_after_a_restart(database):
     store = make_store(settings, clock, **kept)
     store.open()
     rows = rows_of(3, clock)
-    rows.nodes["c1", "n1"] = {"ts": now_of(clock)}
+    rows.nodes["c1", "n1"] = [{"ts": now_of(clock)}]
     store.write(rows)
     keep_up()
     steps = (
@@ -304,13 +304,16 @@ def test_a_late_report_of_a_node_turns_nothing_back_and_fills_what_is_not_known(
         (30, {"state": "active"}),
         (10800, {"state": "idle", "gpu_model": "H100"}),
         (75, {"state": "calibrating"}),
+        (3600, {"state": "idle"}),
     ):
         rows = Rows()
-        rows.nodes["c1", "it's (one)"] = {"ts": now - dt.timedelta(seconds=ago_s)} | said
+        rows.nodes["c1", "it's (one)"] = [{"ts": now - dt.timedelta(seconds=ago_s)} | said]
+        if ago_s == 3600:
+            rows.nodes["c1", "it's (one)"].append({"ts": now, "gpu_count": 8})
         store.write(rows)
     with store.open_reader(10 * NS_PER_S) as reader:
-        found = reader.rows("SELECT state, gpu_model, ts FROM nodes")
-    assert found == [("calibrating", "H100", now - dt.timedelta(seconds=30))]
+        found = reader.rows("SELECT state, gpu_model, gpu_count, ts FROM nodes")
+    assert found == [("calibrating", "H100", 8, now)]
     store.close()
 
 

@@ -56,9 +56,9 @@ def test_a_time_that_no_key_can_hold_and_a_node_of_the_wrong_type_are_left_out(s
     bad = rows_of(3)
     bad.tables["events"].time_ns[1] = 2**64 - 1
     bad.nodes = {
-        ("c1", "n1"): {"ts": T0, "world_size": 4},
-        ("c1", "n2"): {"ts": T0, "world_size": "many"},
-        ("c1", "n3"): {"world_size": 4},  # the table wants a time
+        ("c1", "n1"): [{"ts": T0, "world_size": 4}],
+        ("c1", "n2"): [{"ts": T0, "world_size": "many"}],
+        ("c1", "n3"): [{"world_size": 4}],  # the table wants a time
     }
     assert put_together(store, [bad]) == ["stored"]
     assert bad.outcome.n_refused == 3

@@ -79,7 +79,7 @@ def test_requests_that_arrive_together_share_one_commit(store):
 
 def test_nodes_keep_what_later_requests_leave_out(store):
     for row in ({"provider": "aws", "gpu_count": 8}, {"state": "active"}, {"gpu_count": 4}):
-        rows = Rows(nodes={("c1", "n1"): {"ts": T0} | row})
+        rows = Rows(nodes={("c1", "n1"): [{"ts": T0} | row]})
         store.write(rows)
     with store.open_reader(NS_PER_S) as reader:
         found = reader.rows("SELECT node_id, provider, gpu_count, state FROM nodes")

@@ -138,7 +138,7 @@ def test_what_retention_deletes_no_longer_counts_as_stored(tmp_path):
 
 
 def node_rows(**said):
-    return Rows(nodes={("c1", "n1"): {"ts": T0} | said})
+    return Rows(nodes={("c1", "n1"): [{"ts": T0} | said]})
 
 
 def test_what_a_node_says_counts_once_however_often_it_is_replaced_and_not_when_it_is_gone(

@@ -140,8 +140,22 @@ def test_a_report_with_the_words_of_a_late_one_is_written_at_once(store, take):
 def test_of_requests_that_are_committed_together_the_newest_report_wins():
     said = [(NOW_NS, "active"), (NOW_NS - 1000, "idle"), (NOW_NS - 2000, None)]
     group = [
-        Rows(nodes={("c1", "n1"): {"ts": to_timestamp(at_ns), "state": state}})
+        Rows(nodes={("c1", "n1"): [{"ts": to_timestamp(at_ns), "state": state}]})
         for at_ns, state in said
     ]
     for given in (group, group[::-1]):
-        assert merge_nodes(given) == {("c1", "n1"): {"ts": to_timestamp(NOW_NS), "state": "active"}}
+        newest = {"ts": to_timestamp(NOW_NS), "state": "active"}
+        assert merge_nodes(given) == {("c1", "n1"): [newest]}
+
+
+def test_a_late_state_beside_a_newer_report_in_one_request_or_commit_changes_nothing(store, take):
+    take(metrics(health("active", NOW_NS - NS_PER_S)))
+    take(metrics(health("idle", NOW_NS - HOUR_NS), info(NOW_NS)))
+    assert seen(store) == [("active", "H100", NOW_NS)]
+    late, newer = (
+        Rows(nodes={("c1", "n1"): [{"ts": to_timestamp(at_ns)} | said]})
+        for at_ns, said in ((NOW_NS - HOUR_NS, {"state": "idle"}), (NOW_NS, {"gpu_count": 8}))
+    )
+    both = Rows(nodes=merge_nodes([newer, late]))
+    store.write(both)
+    assert seen(store) == [("active", "H100", NOW_NS)]

@@ -15,7 +15,7 @@ from ingero.echo.db.deduplication import Keys
 from ingero.echo.db.reader import Reader
 from ingero.echo.db.retention import Retention
 from ingero.echo.db.retention_clock import ClockMark, RetentionTime
-from ingero.echo.db.rows import Incoming, NodeKey, NodeRow
+from ingero.echo.db.rows import Incoming, NodeReports
 from ingero.errors import StoreError
 
 Kept = Callable[[Incoming], None]
@@ -57,7 +57,7 @@ class DatabaseBackend(ABC):
     def commit(
         self,
         group: Sequence[Incoming],
-        nodes: dict[NodeKey, NodeRow],
+        nodes: NodeReports,
         now: datetime,
         kept: Kept,
     ) -> None:

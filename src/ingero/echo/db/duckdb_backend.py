@@ -29,7 +29,7 @@ from ingero.echo.db.errors import MemoryLimitError, translate_errors, translate_
 from ingero.echo.db.reader import Reader, ReaderPool
 from ingero.echo.db.retention import Retention, trim
 from ingero.echo.db.retention_clock import ClockMark, RetentionTime
-from ingero.echo.db.rows import LATE, Incoming, NodeKey, NodeRow, build_nodes
+from ingero.echo.db.rows import LATE, Incoming, NodeReports, build_nodes
 from ingero.echo.schema.tables import NODES, USAGE
 from ingero.errors import IngeroError, StoreError
 
@@ -87,7 +87,7 @@ class DuckDbBackend(DatabaseBackend):
     def commit(
         self,
         group: Sequence[Incoming],
-        nodes: dict[NodeKey, NodeRow],
+        nodes: NodeReports,
         now: datetime,
         kept: Kept,
     ) -> None:
@@ -101,9 +101,7 @@ class DuckDbBackend(DatabaseBackend):
         for incoming in group:
             kept(incoming)
 
-    def _commit(
-        self, group: Sequence[Incoming], nodes: dict[NodeKey, NodeRow], now: datetime
-    ) -> None:
+    def _commit(self, group: Sequence[Incoming], nodes: NodeReports, now: datetime) -> None:
         connection = self._get()
         with translate_row_errors("write"), transaction(connection):
             for incoming in group:
@@ -115,7 +113,7 @@ class DuckDbBackend(DatabaseBackend):
                 table = pa.table({"key": pa.array(keys), "ingested_at": stamps})
                 _insert(connection, "ingest_keys", table)
             if nodes:
-                _upsert_nodes(connection, build_nodes(nodes, now))
+                _upsert_nodes(connection, nodes, now)
 
     @override
     def trim(self, now: RetentionTime, since: datetime, retention: Retention) -> tuple[int, int]:
@@ -186,10 +184,13 @@ def _insert(connection: duckdb.DuckDBPyConnection, table: str, rows: pa.Table) -
     connection.unregister("incoming")
 
 
-def _upsert_nodes(connection: duckdb.DuckDBPyConnection, nodes: pa.Table) -> None:
-    connection.register("incoming", nodes)
-    connection.execute(
-        f"INSERT INTO nodes SELECT * FROM incoming "  # noqa: S608 - our names
-        f"ON CONFLICT (cluster_id, node_id) DO UPDATE SET {_NODE_UPDATES}"
-    )
-    connection.unregister("incoming")
+def _upsert_nodes(connection: duckdb.DuckDBPyConnection, nodes: NodeReports, now: datetime) -> None:
+    """Older reports first, for one statement takes one row of a node."""
+    for i in range(max(map(len, nodes.values()))):
+        rows = {key: [said[i]] for key, said in nodes.items() if i < len(said)}
+        connection.register("incoming", build_nodes(rows, now))
+        connection.execute(
+            f"INSERT INTO nodes SELECT * FROM incoming "  # noqa: S608 - our names
+            f"ON CONFLICT (cluster_id, node_id) DO UPDATE SET {_NODE_UPDATES}"
+        )
+        connection.unregister("incoming")

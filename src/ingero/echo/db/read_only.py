@@ -25,7 +25,7 @@ from ingero.echo.db.errors import translate_errors
 from ingero.echo.db.reader import Reader, ReaderPool
 from ingero.echo.db.retention import Retention
 from ingero.echo.db.retention_clock import ClockMark, RetentionTime
-from ingero.echo.db.rows import Incoming, NodeKey, NodeRow
+from ingero.echo.db.rows import Incoming, NodeReports
 from ingero.echo.schema.migrations import MIGRATIONS
 from ingero.errors import IngeroError, StoreError
 
@@ -64,7 +64,7 @@ class ReadOnlyBackend(DatabaseBackend):
     def commit(
         self,
         group: Sequence[Incoming],
-        nodes: dict[NodeKey, NodeRow],
+        nodes: NodeReports,
         now: datetime,
         kept: Kept,
     ) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from itertools import compress
@@ -17,6 +17,8 @@ from ingero.model.arrays import BoolArray, IntArray
 
 NodeKey = tuple[str, str]
 NodeRow = dict[str, Any]
+NodeReports = dict[NodeKey, list[NodeRow]]
+"""Oldest first; rows of one node are `LATE` apart or more."""
 LATE: Final = timedelta(minutes=1)
 """A report of a node that is so much older than its newest one says nothing but what is not known yet.
 
@@ -125,7 +127,7 @@ class Rows:
 
     Attributes:
         tables: By table name.
-        nodes: What nodes said about themselves, by (cluster, node): columns of NODES that are known.
+        nodes: What nodes said about themselves, by (cluster, node): columns of NODES that are known, oldest first.
         n_rows: Rows in ``tables``, counted by the code that fills them.
         n_bytes: About what they take in memory, as far as rows do not say it.
         clusters: Every cluster that the request names or writes to.
@@ -134,7 +136,7 @@ class Rows:
     """
 
     tables: dict[str, TableRows] = field(default_factory=dict)
-    nodes: dict[NodeKey, NodeRow] = field(default_factory=dict)
+    nodes: NodeReports = field(default_factory=dict)
     n_rows: int = 0
     n_bytes: int = 0
     clusters: set[str] = field(default_factory=set)
@@ -164,7 +166,7 @@ class Rows:
             return self._part({}, dict(nodes[:half])), self._part({}, dict(nodes[half:]))
         return None
 
-    def _part(self, tables: dict[str, TableRows], nodes: dict[NodeKey, NodeRow]) -> Rows:
+    def _part(self, tables: dict[str, TableRows], nodes: NodeReports) -> Rows:
         n_rows = sum(table.n_rows for table in tables.values())
         return Rows(tables, nodes, n_rows, bearer=self.bearer, outcome=self.outcome)
 
@@ -298,31 +300,49 @@ def _chain(lists: Iterable[list[Any]]) -> list[Any]:
     return joined
 
 
-def merge_nodes(group: Iterable[Rows]) -> dict[NodeKey, NodeRow]:
-    """What the group says of each node; a later report's values win, absent ones do not erase."""
-    reports: dict[NodeKey, list[NodeRow]] = {}
+def build_reports(facts: Mapping[str, tuple[datetime, Any]]) -> list[NodeRow]:
+    """Rows of one node's facts with the time of each, oldest first: a fact is less than `LATE` older than its row."""
+    reports: list[NodeRow] = []
+    for name, (at, value) in sorted(facts.items(), key=lambda fact: fact[1][0], reverse=True):
+        if not reports or at <= reports[-1]["ts"] - LATE:
+            reports.append({"ts": at})
+        reports[-1][name] = value
+    return reports[::-1]
+
+
+def merge_nodes(group: Iterable[Rows]) -> NodeReports:
+    """What the group says of each node; a later report's values win, absent ones do not erase.
+
+    Older facts keep rows of their own, or the time of newer ones would let them overwrite what is stored.
+    """
+    reports: NodeReports = {}
     for rows in group:
-        for key, row in rows.nodes.items():
-            reports.setdefault(key, []).append(row)
-    merged: dict[NodeKey, NodeRow] = {}
+        for key, said in rows.nodes.items():
+            reports.setdefault(key, []).extend(said)
+    merged: NodeReports = {}
     for key, said in reports.items():
         said.sort(key=lambda row: row["ts"])
-        merged[key] = {
-            name: value for row in said for name, value in row.items() if value is not None
+        facts = {
+            name: (row["ts"], value)
+            for row in said
+            for name, value in row.items()
+            if value is not None
         }
+        merged[key] = build_reports(facts)
     return merged
 
 
-def build_nodes(nodes: dict[NodeKey, NodeRow], ingested_at: datetime) -> pa.Table:
+def build_nodes(nodes: NodeReports, ingested_at: datetime) -> pa.Table:
     """What nodes said as rows of NODES, ``ingested_at`` last; what a node did not say is null."""
+    reports = [(key, row) for key, said in nodes.items() for row in said]
     arrays = {}
     for name, dtype in NODES.columns:
         if name == "cluster_id":
-            values: list[Any] = [key[0] for key in nodes]
+            values: list[Any] = [key[0] for key, _ in reports]
         elif name == "node_id":
-            values = [key[1] for key in nodes]
+            values = [key[1] for key, _ in reports]
         else:
-            values = [row.get(name) for row in nodes.values()]
+            values = [row.get(name) for _, row in reports]
         arrays[name] = pa.array(values, type=dtype)
-    arrays["ingested_at"] = pa.array([ingested_at] * len(nodes), type=pa.timestamp("us"))
+    arrays["ingested_at"] = pa.array([ingested_at] * len(reports), type=pa.timestamp("us"))
     return pa.table(arrays)

@@ -167,18 +167,21 @@ class Intake:
         if len(known) + len(rows.nodes) > _KNOWN_NODES:
             known.clear()
         for key in list(rows.nodes):
-            row = rows.nodes[key]
-            content_hash = hash(tuple(value for name, value in row.items() if name != "ts"))
+            said = rows.nodes[key]
+            newest = said[-1]["ts"]
+            content_hash = hash(
+                tuple(tuple(value for name, value in row.items() if name != "ts") for row in said)
+            )
             before = known.get(key)
             if (
                 before is not None
                 and before[0] == content_hash
                 and now_ns - before[1] < _NODE_REPEAT_NS
-                and row["ts"] - before[2] < _NODE_REPEAT
+                and newest - before[2] < _NODE_REPEAT
             ):
                 del rows.nodes[key]
             else:
-                known[key] = (content_hash, now_ns, row["ts"])
+                known[key] = (content_hash, now_ns, newest)
 
 
 def _check_clusters(rows: Rows, principal: Principal) -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
-from typing import Final
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any, Final
 
 from ingero.echo.db.deduplication import stable_hash
-from ingero.echo.db.rows import NodeKey, NodeRow, Rows
+from ingero.echo.db.rows import NodeKey, NodeRow, Rows, build_reports
 from ingero.echo.ingest.histograms import Buckets, read_explicit, read_exponential
 from ingero.echo.ingest.limits import Refusals, RefusedRecordError
 from ingero.echo.ingest.origin import (
@@ -40,8 +42,19 @@ _Stream = tuple[int, str]
 """Hash of kind, temporality, unit and scope, and the column ``stream``, in which the resource is, too."""
 _Streams = dict[tuple[str | int, ...], _Stream]
 """By the resource's hash and these; of the points of one request."""
-_FactTimes = dict[tuple[NodeKey, str | int], int]
-"""When the points of one request last had a fact of a node, or anything at all in the resource with this hash."""
+
+
+@dataclass(slots=True)
+class _NodeFacts:
+    """What the points of one request say of nodes.
+
+    Attributes:
+        facts: By node, of each column of NODES that is known its newest value and the time of that.
+        seen_ns: When there last was anything at all of a node in the resource with this hash.
+    """
+
+    facts: dict[NodeKey, dict[str, tuple[datetime, Any]]] = field(default_factory=dict)
+    seen_ns: dict[tuple[NodeKey, int], int] = field(default_factory=dict)
 
 
 def add_metrics(rows: Rows, export: Export, origins: Origins, hint: str, now_ns: int) -> Refusals:
@@ -57,23 +70,25 @@ def add_metrics(rows: Rows, export: Export, origins: Origins, hint: str, now_ns:
     Returns:
         The points that were not appended.
     """
-    refusals, streams, known_at = Refusals(), _Streams(), _FactTimes()
+    refusals, streams, noted = Refusals(), _Streams(), _NodeFacts()
     resource, origin = None, None
     for point in iter_points(export):
         if origin is None or point.resource is not resource:
             resource, origin = point.resource, origins.read(point.resource)
             rows.name_cluster(origin.cluster_id)
         try:
-            _add_point(rows, point, (origins, origin, hint), (streams, known_at), now_ns)
+            _add_point(rows, point, (origins, origin, hint), (streams, noted), now_ns)
         except RefusedRecordError as error:
             refusals.add(error)
+    for key, facts in noted.facts.items():
+        rows.nodes[key] = build_reports(facts)
     return refusals
 
 
 def _add_point(
-    rows: Rows, point: Point, where: _Where, request: tuple[_Streams, _FactTimes], now_ns: int
+    rows: Rows, point: Point, where: _Where, request: tuple[_Streams, _NodeFacts], now_ns: int
 ) -> None:
-    (origins, origin, hint), (streams, known_at) = where, request
+    (origins, origin, hint), (streams, noted) = where, request
     origins.limits.check_name(point.unit, "unit")
     series = origins.series(origin, point.name, point.attributes, hint)
     rows.clusters.add(series.cluster_id)
@@ -86,9 +101,7 @@ def _add_point(
         _add_distribution(rows, point, series, stream, now_ns)
     if series.node_id:
         at_ns = min(plausible_ns(point.time_unix_nano, now_ns), now_ns)
-        _note_node(
-            rows.nodes, point, (series.cluster_id, series.node_id), (origin, known_at), at_ns
-        )
+        _note_node(noted, point, (series.cluster_id, series.node_id), origin, at_ns)
 
 
 def _find_stream(point: Point, origin: Origin, streams: _Streams) -> _Stream:
@@ -222,20 +235,19 @@ def _finite(value: float | None) -> float | None:
 
 
 def _note_node(
-    nodes: dict[NodeKey, NodeRow],
+    noted: _NodeFacts,
     point: Point,
     key: NodeKey,
-    of: tuple[Origin, _FactTimes],
+    origin: Origin,
     at_ns: int,
 ) -> None:
     """Keep of each fact what was said last, by the time of the points and not by their order.
 
     A sender whose clock is ahead is taken to speak now, or nobody could correct it before its time has come.
     """
-    origin, known_at = of
     facts: NodeRow = {}
-    if at_ns > known_at.get((key, origin.hash), -1):
-        known_at[key, origin.hash] = at_ns
+    if at_ns > noted.seen_ns.get((key, origin.hash), -1):
+        noted.seen_ns[key, origin.hash] = at_ns
         facts = _describe_origin(origin)
         facts["ts"] = to_timestamp(at_ns)
     if point.name == MetricName.HEALTH_SCORE:
@@ -243,11 +255,12 @@ def _note_node(
     elif point.name == MetricName.NODE_INFO:
         facts["gpu_model"] = read_text(point.attributes.get(_GPU_MODEL))
         facts["gpu_count"] = read_small(point.attributes.get(_GPU_COUNT))
-    row = nodes.setdefault(key, {})
+    if not facts:
+        return
+    known, at = noted.facts.setdefault(key, {}), to_timestamp(at_ns)
     for name, value in facts.items():
-        if value is not None and at_ns >= known_at.get((key, name), 0):
-            known_at[key, name] = at_ns
-            row[name] = value
+        if value is not None and (name not in known or at >= known[name][0]):
+            known[name] = at, value
 
 
 def _describe_origin(origin: Origin) -> NodeRow:

@@ -8,7 +8,7 @@ reads from the tables which keys are there, so that neither a lost answer nor a 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from datetime import datetime, timedelta
@@ -29,7 +29,7 @@ from ingero.echo.db.errors import BrokenInstanceError
 from ingero.echo.db.reader import Reader
 from ingero.echo.db.retention import Horizon, Retention
 from ingero.echo.db.retention_clock import ClockMark, RetentionTime
-from ingero.echo.db.rows import LATE, Incoming, NodeKey, NodeRow, build_nodes
+from ingero.echo.db.rows import LATE, Incoming, NodeReports, NodeRow, build_nodes
 from ingero.echo.schema.tables import NODES, SENT
 from ingero.errors import StoreError
 from ingero.telemetry.clock import Clock
@@ -86,7 +86,7 @@ class ClickHouseBackend(DatabaseBackend):
     def commit(
         self,
         group: Sequence[Incoming],
-        nodes: dict[NodeKey, NodeRow],
+        nodes: NodeReports,
         now: datetime,
         kept: Kept,
     ) -> None:
@@ -100,27 +100,29 @@ class ClickHouseBackend(DatabaseBackend):
         if nodes:
             self._insert("nodes", build_nodes(nodes, now))
 
-    def _hold_back(self, nodes: dict[NodeKey, NodeRow], now: datetime) -> dict[NodeKey, NodeRow]:
-        """Nodes without what is known already and was reported too late to change it.
+    def _hold_back(self, nodes: NodeReports, now: datetime) -> NodeReports:
+        """One row of each node, without what is known already and was reported too late to change it.
 
         The table is asked about old reports only: what it has is never newer than now.
         """
-        old = [key for key, row in nodes.items() if row["ts"] <= now - LATE]
-        held_back = dict(nodes)
+        old = [key for key, said in nodes.items() if said[0]["ts"] <= now - LATE]
+        held_back = {key: [_join_reports(said)] for key, said in nodes.items()}
         for first in range(0, len(old), _MAX_KEYS):
             keys = {"keys": json.dumps(old[first : first + _MAX_KEYS])}
             with translate_errors("look for what is known of nodes"):
                 found = self._get().query(_KNOWN_OF_NODES, keys).result_rows
             for cluster_id, node_id, ts, *values in found:
-                row = nodes[cluster_id, node_id]
-                if row["ts"] <= ts.replace(tzinfo=None) - LATE:
-                    known = [
-                        name
-                        for name, value in zip(_FACTS, values, strict=True)
-                        if value is not None
-                    ]
-                    new = {name: value for name, value in row.items() if name not in known}
-                    held_back[cluster_id, node_id] = new
+                key, late = (cluster_id, node_id), ts.replace(tzinfo=None) - LATE
+                known = {
+                    name for name, value in zip(_FACTS, values, strict=True) if value is not None
+                }
+                new = [
+                    {name: value for name, value in row.items() if name not in known}
+                    if row["ts"] <= late
+                    else row
+                    for row in nodes[key]
+                ]
+                held_back[key] = [_join_reports(new)]
         return held_back
 
     @override
@@ -211,6 +213,10 @@ class ClickHouseBackend(DatabaseBackend):
         if client is None:
             raise BrokenInstanceError("the server is away")
         return client
+
+
+def _join_reports(reports: Iterable[NodeRow]) -> NodeRow:
+    return {name: value for row in reports for name, value in row.items()}
 
 
 def _migrate(client: Client, now: datetime) -> None:
