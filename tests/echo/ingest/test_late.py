@@ -159,3 +159,10 @@ def test_a_late_state_beside_a_newer_report_in_one_request_or_commit_changes_not
     both = Rows(nodes=merge_nodes([newer, late]))
     store.write(both)
     assert seen(store) == [("active", "H100", NOW_NS)]
+
+
+def test_a_time_that_is_stored_ahead_of_the_clock_freezes_nothing(store, take):
+    take(metrics(health("idle", NOW_NS - NS_PER_S)))
+    store.call(lambda on: on.execute("UPDATE nodes SET ts = ts + INTERVAL 20 HOUR")).result()
+    take(metrics(health("active", NOW_NS)))
+    assert seen(store) == [("active", None, NOW_NS)]

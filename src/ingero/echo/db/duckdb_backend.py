@@ -33,9 +33,11 @@ from ingero.echo.db.rows import LATE, Incoming, NodeReports, build_nodes
 from ingero.echo.schema.tables import NODES, USAGE
 from ingero.errors import IngeroError, StoreError
 
-_IS_LATE: Final = f"excluded.ts <= nodes.ts - INTERVAL {LATE.seconds} SECOND"
+_NEWEST: Final = "least(nodes.ts, excluded.ingested_at)"
+"""Nothing could be newer than a stored time ahead of the clock: an earlier release left some, or a clock set back."""
+_IS_LATE: Final = f"excluded.ts <= {_NEWEST} - INTERVAL {LATE.seconds} SECOND"
 _NODE_UPDATES: Final = ", ".join((
-    "ts = greatest(nodes.ts, excluded.ts)",
+    f"ts = greatest({_NEWEST}, excluded.ts)",
     "ingested_at = excluded.ingested_at",
     *(
         f"{name} = CASE WHEN {_IS_LATE} THEN coalesce(nodes.{name}, excluded.{name}) "

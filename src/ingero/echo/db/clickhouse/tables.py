@@ -44,7 +44,10 @@ def build_table(table: Table) -> str:
 
 
 def build_nodes_table() -> str:
-    """The statement for NODES: of each column what was written last, of ``ts`` the newest. Read with ``final``."""
+    """The statement for NODES: of each column what was written last, of ``ts`` the newest. Read with ``final``.
+
+    A ``ts`` that was stored ahead of the clock stays until that time comes; no other column waits for it.
+    """
     columns = []
     for name, dtype in (*NODES.columns, ("ingested_at", pa.timestamp("us"))):
         kind = _MOMENT if name == "ingested_at" else _type_of(name, dtype)
