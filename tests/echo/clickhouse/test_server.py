@@ -4,6 +4,7 @@ import datetime as dt
 import json
 import time
 from concurrent.futures import ThreadPoolExecutor
+from urllib.parse import quote
 
 import pytest
 from tests.echo.clickhouse.conftest import make_store, now_of
@@ -24,6 +25,7 @@ from tests.support.echo import RunningEcho
 
 from ingero.config import parse_model
 from ingero.echo.db.backup_socket import backup_socket_path
+from ingero.echo.db.clickhouse.backend import MAX_KEYS
 from ingero.echo.db.clickhouse.settings import ClickHouseSettings
 from ingero.echo.db.clickhouse.tables import VERSION
 from ingero.echo.db.errors import DeadlineError
@@ -315,6 +317,11 @@ def test_a_late_report_of_a_node_turns_nothing_back_and_fills_what_is_not_known(
         found = reader.rows("SELECT state, gpu_model, gpu_count, ts FROM nodes")
     assert found == [("calibrating", "H100", 8, now)]
     store.close()
+
+
+def test_the_longest_names_of_nodes_fit_into_the_address_of_a_statement():
+    keys = json.dumps([("c" * 64, "\U0001f600" * 256)] * MAX_KEYS)
+    assert len(quote(keys.replace("\\", "\\\\"))) < 64 << 10
 
 
 def test_a_server_that_is_away_or_newer_or_does_not_know_us_stops_the_start(server, database):
