@@ -94,6 +94,15 @@ def test_member_whose_process_ended_is_named_at_once(tracker):
     assert (root.rank, root.cause) == (2, HangCause.SILENT)
 
 
+@pytest.mark.parametrize(("last_seq", "late_ns"), [(9, 0), (9, NS_PER_S), (12, NS_PER_S)])
+def test_what_a_process_did_before_its_end_does_not_bring_it_back(tracker, last_seq, late_ns):
+    tracker.add([standing(2, 9, 9, is_gone=True)], NS_PER_S)
+    tracker.note_moving([moving(2, last_seq)], NS_PER_S, [late_ns])
+    tracker.add([standing(n, 10, 9) for n in (0, 1, 3)], NS_PER_S)
+    (root,) = tracker.find_hang("c", NS_PER_S)[0].roots
+    assert (root.rank, root.cause) == (2, HangCause.SILENT)
+
+
 def test_job_that_ended_as_a_whole_is_no_hang(tracker):
     tracker.add([standing(n, 9, 9, is_gone=True) for n in range(N)], NS_PER_S)
     report, _ = tracker.find_hang("c", NS_PER_S)

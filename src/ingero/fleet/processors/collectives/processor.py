@@ -163,10 +163,10 @@ def _take_collectives(
     _note_bad(push, state, read.n_refused, read.first_problem)
     if read.runs:
         _note_sender(push, read.runs[0].rank)
-        state.progress.note_moving(
-            [run for run, ns in zip(read.runs, read.late_ns, strict=True) if ns < MIN_LATE_NS],
-            now_ns,
-        )
+        moving = [
+            (run, ns) for run, ns in zip(read.runs, read.late_ns, strict=True) if ns < MIN_LATE_NS
+        ]
+        state.progress.note_moving([run for run, _ in moving], now_ns, [ns for _, ns in moving])
         n_refused, why = state.engine.add(read.runs, now_ns, read.late_ns, is_replay=push.is_replay)
         if n_refused:
             push.n_rejected += n_refused

@@ -75,7 +75,7 @@ class _Cluster:
         stalls: By communicator, who stands there, with when that was reported.
         reported_ns: When something of a worker was reported.
         ended: Where processes were when they ended.
-        gone: By worker, the communicators of its process that ended, with its rank there.
+        gone: By worker, the communicators of its process that ended, with where it was there.
     """
 
     seen_ns: int = 0
@@ -86,15 +86,22 @@ class _Cluster:
     stalls: dict[str, dict[Worker, tuple[RankProgress, int]]] = field(default_factory=dict)
     reported_ns: dict[Worker, int] = field(default_factory=dict)
     ended: dict[Worker, RankProgress] = field(default_factory=dict)
-    gone: dict[Worker, dict[str, int]] = field(default_factory=dict)
+    gone: dict[Worker, dict[str, RankProgress]] = field(default_factory=dict)
 
     def take_back(self, worker: Worker) -> None:
         """A worker reports: where a process of it ended before, another goes on in its place."""
         self.ended.pop(worker, None)
-        for comm, at in self.gone.pop(worker, {}).items():
+        for comm, last in self.gone.pop(worker, {}).items():
             members = self.members.get(comm, {})
-            if members.get(at) == worker:
-                del members[at]
+            if members.get(last.comm_rank) == worker:
+                del members[last.comm_rank]
+
+    def is_of_gone(self, run: CollectiveRun, late_ns: int) -> bool:
+        """Whether a run is what a process that ended did before its end; another one counts from the start again."""
+        comms, seqs = self.gone.get(run.rank.worker, {}), run.ops["seq"]
+        if late_ns > 0 or run.comm not in comms or not seqs.size:
+            return late_ns > 0 and bool(comms)
+        return bool(seqs.min() > 1 and seqs.max() <= comms[run.comm].entered)
 
     def drop_stall(self, comm: str, worker: Worker) -> None:
         """A worker does not stand in a communicator."""
@@ -178,13 +185,15 @@ class ProgressTracker:
         self._caps: CapWatch[str] = CapWatch(CAP_QUIET_NS)
         self._cap_changes: list[CapChange] = []
 
-    def note_moving(self, runs: Iterable[CollectiveRun], now_ns: int) -> None:
-        """Ranks reported operations: they move, and are members."""
+    def note_moving(
+        self, runs: Sequence[CollectiveRun], now_ns: int, late_ns: Sequence[int] = ()
+    ) -> None:
+        """Ranks reported operations, so long after they could have: they move, and are members."""
         with self._lock:
-            for run in runs:
+            for run, late in zip(runs, late_ns or [0] * len(runs), strict=True):
                 cluster = self._find(run.rank.cluster_id, now_ns)
                 worker = run.rank.worker
-                if worker.rank < 0:
+                if worker.rank < 0 or cluster.is_of_gone(run, late):
                     continue
                 cluster.take_back(worker)
                 if not self._join(cluster, run, now_ns):
@@ -205,7 +214,7 @@ class ProgressTracker:
                 if stall.ending is not None:
                     _note_ending(cluster, stall, stall.ending, now_ns)
                 if stall.is_gone:
-                    cluster.gone.setdefault(worker, {})[stall.comm] = stall.comm_rank
+                    cluster.gone.setdefault(worker, {})[stall.comm] = stall
                     cluster.reported_ns.pop(worker, None)
                     cluster.drop_stall(stall.comm, worker)
                     continue
