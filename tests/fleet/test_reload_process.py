@@ -1,10 +1,12 @@
 """A real collector whose destination hangs while it reloads and ends: nothing acknowledged is lost without a word."""
 
+import json
 import signal
+import socket
 import threading
 
 import pytest
-from tests.fleet.test_process import FORWARDING, Upstream, _push, _scrape
+from tests.fleet.test_process import FORWARDING, Upstream, _body, _push, _scrape
 
 from ingero.testing.fleet import run_fleet, wait_for_line
 from ingero.testing.waiting import wait_until
@@ -119,3 +121,40 @@ def test_the_end_says_what_is_still_under_way_also_from_before_a_reload(
         line = wait_for_line(fleet, "did not take them before shutdown_timeout")
         assert "items=3" in line
         assert fleet.wait() == 0
+
+
+def begin_push(fleet, n_bytes):
+    """A push whose body is not sent yet: the receiver that has it cannot stop."""
+    host, _, port = fleet.addresses["receivers.otlp http"].rpartition(":")
+    pusher = socket.create_connection((host, int(port)))
+    head = f"POST /v1/metrics HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\nexpect: 100-continue\r\ncontent-length: {n_bytes}\r\n\r\n"
+    pusher.sendall(head.encode())
+    assert pusher.recv(4096).startswith(b"HTTP/1.1 100")
+    return pusher
+
+
+def is_listening(fleet):
+    host, _, port = fleet.addresses["receivers.otlp http"].rpartition(":")
+    with socket.socket() as probe:
+        return probe.connect_ex((host, int(port))) == 0
+
+
+@pytest.mark.slow
+def test_a_fleet_that_is_to_end_while_it_reloads_loses_nothing(config, hanging):
+    config.write_text(QUICK.replace("shutdown_timeout: 1s", "shutdown_timeout: 4s"))
+    body = json.dumps(_body(3.0)).encode()
+    with run_fleet(config, environ={"UPSTREAM": hanging.url}) as fleet:
+        push_all(fleet, 3)
+        hanging.wait_for_requests(3)
+        with begin_push(fleet, len(body)) as pusher:
+            fleet.signal(signal.SIGHUP)
+            wait_until(lambda: not is_listening(fleet))
+            fleet.signal(signal.SIGTERM)
+            wait_for_line(fleet, "draining")
+            pusher.sendall(body)
+            assert pusher.recv(4096).startswith(b"HTTP/1.1 200")
+        fleet.wait_until_ready(2)
+        hanging.may_answer.set()
+        assert fleet.wait() == 0
+        assert "items lost" not in fleet.log
+    assert sorted(hanging.values) == [0.0, 1.0, 2.0, 3.0]

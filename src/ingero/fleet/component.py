@@ -101,7 +101,7 @@ class Host(Protocol):
 
     @property
     def draining(self) -> bool:
-        """True from the moment the service was asked to stop: receivers answer 503."""
+        """True from the moment the service begins to end: receivers answer 503, and no other exporter takes over."""
         ...
 
     def offer(self, capability: type[CapabilityT], provider: CapabilityT) -> None:

@@ -92,10 +92,15 @@ def _settle() -> None:
 
 
 class Generation:
-    """One configuration running; the `Host` that its components see."""
+    """One configuration running; the `Host` that its components see.
+
+    Attributes:
+        draining: It is the last one and is to end. One that a reload stops is not, also where the service ends then.
+    """
 
     def __init__(self, service: FleetService, config: FleetConfig) -> None:
         self.config = config
+        self.draining = False
         self._service = service
         self.graph: Graph = build_graph(
             config, service.factories, service.telemetry.registry, service.clock
@@ -123,11 +128,6 @@ class Generation:
     def meter(self) -> MeterRegistry:
         """The service's own telemetry."""
         return self._service.telemetry.registry
-
-    @property
-    def draining(self) -> bool:
-        """True once the service was asked to stop."""
-        return self._service.status is ServiceStatus.DRAINING
 
     def offer(self, capability: type[CapabilityT], provider: CapabilityT) -> None:
         """Note a capability under the component that is starting."""
@@ -473,6 +473,7 @@ class FleetService:
         assert self._generation is not None
         began_ns = self.clock.mono_ns()
         timeout_ns = self._generation.config.service.shutdown_timeout
+        self._generation.draining = True
         await self._stop_generation(self._generation, timeout_ns)
         self.states.end()
         _log.info("stopped in %s", format_duration(self.clock.mono_ns() - began_ns))
