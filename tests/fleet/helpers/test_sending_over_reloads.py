@@ -15,8 +15,12 @@ from tests.fleet.helpers.test_sending import (
 )
 
 from ingero.errors import PermanentError, RetryableError
+from ingero.fleet.helpers import sending
+from ingero.fleet.helpers.sending_report import PATIENCE_NS
 from ingero.fleet.helpers.waiting_batches import MemoryBatches
+from ingero.telemetry.clock import SystemClock
 from ingero.telemetry.log import read_fields
+from ingero.units import NS_PER_S
 
 AWAY = RetryableError("away")
 GONE = "items lost: the exporter was changed or removed before the destination took them"
@@ -105,6 +109,50 @@ def test_one_consumer_keeps_the_order_over_a_reload():
 
     _run(scenario)
     assert second.taken == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("n_consumers", [1, 2])
+def test_requests_that_hang_since_before_a_reload_hold_up_the_next_exporter_for_ten_seconds(
+    n_consumers,
+):
+    hanging, second = shut(), Destination()
+
+    async def scenario(host):
+        await leave_under_way(host, hanging, n_consumers, n_consumers, num_consumers=n_consumers)
+        after = _sender(second, {"num_consumers": n_consumers})
+        after.start(host)
+        after.consume(_batch(8))
+        host.clock.advance(PATIENCE_NS - 1)
+        await asyncio.sleep(0.05)
+        assert second.attempts == 0
+        host.clock.advance(1)
+        after.consume(_batch(9))
+        await asyncio.to_thread(second.wait_until, lambda one: len(one.taken) == 2)
+        assert sorted(second.taken) == [8, 9]
+        hanging.open.set()
+        await _end(after, host)
+
+    host, _ = _run(scenario)
+    assert sorted(hanging.taken) == list(range(n_consumers))
+    assert (_read(host, "sent"), _read(host, "send_failed")) == (2 * (n_consumers + 2), 0)
+
+
+def test_the_next_exporter_goes_on_by_itself_when_it_has_waited_long_enough(monkeypatch):
+    monkeypatch.setattr(sending, "PATIENCE_NS", NS_PER_S // 20)
+    hanging, second = shut(), Destination()
+
+    async def scenario(host):
+        host.clock = SystemClock()
+        await leave_under_way(host, hanging, num_consumers=1)
+        after = _sender(second, {"num_consumers": 1})
+        after.start(host)
+        after.consume(_batch(1))
+        await asyncio.to_thread(second.wait_until, lambda one: one.taken == [1])
+        hanging.open.set()
+        await _end(after, host)
+
+    host, _ = _run(scenario)
+    assert (_read(host, "sent"), _read(host, "send_failed")) == (4, 0)
 
 
 def test_the_end_of_the_service_waits_for_what_an_exporter_before_a_reload_has_under_way():

@@ -7,7 +7,8 @@ batch. One that took nothing for ten seconds holds up nobody: what others take m
 (`ingero.fleet.graph.FanOut`).
 
 A request that is under way when a stop times out is not cut. Its thread goes on, and settles the batch in the queue
-that the exporter shares with the one that takes over after a reload (`ingero.fleet.helpers.waiting_batches`).
+that the exporter shares with the one that takes over after a reload (`ingero.fleet.helpers.waiting_batches`). That one
+counts it among its own requests for ten seconds, and no longer: it may hang for ever.
 
 Lossy: every item that is not delivered is in ``otelcol_exporter_send_failed_*`` (refused permanently, retries ran out,
 or left over at the end or under changed settings) or ``otelcol_exporter_enqueue_failed_*`` (the queue was full while
@@ -34,6 +35,7 @@ from ingero.fleet.component import (
 from ingero.fleet.consumer import Batch
 from ingero.fleet.helpers.queue_config import QueueConfig, RetryConfig
 from ingero.fleet.helpers.sending_report import (
+    PATIENCE_NS,
     QUEUE_CAPACITY,
     QUEUE_SIZE,
     SendingReport,
@@ -84,10 +86,10 @@ class SendingThreads:
         self.is_over = False
         self.waiting = waiting
 
-    def start(self) -> None:
+    def start(self, clock: Clock) -> None:
         """Begin with what an earlier exporter left."""
         with self.waiting.lock:
-            self.waiting.on_change = self._go_on
+            self.waiting.take_over(self._go_on, clock, PATIENCE_NS)
             self._go_on()
 
     def put(self, batch: Batch, max_batches: int) -> bool:
@@ -192,14 +194,18 @@ class SendingThreads:
     def _find_next(self) -> WaitingBatch | None:
         """Wait for a batch; None when this thread is to end. The lock is held.
 
-        What threads of the exporter before have under way counts as well: no more are sent at once over a reload, and
-        one thread keeps the order.
+        What threads of the exporter before have under way counts as well, for some seconds: no more are sent at once
+        over a reload, and one thread keeps the order, unless the requests before it hang.
         """
         while True:
             if self.is_stopping and (not len(self.waiting) or self.leaves_rest()):
                 return None
-            if not len(self.waiting) or self.waiting.n_taken >= self._n_threads:
+            if not len(self.waiting):
                 self._wake.wait()
+                continue
+            patience_ns = self.waiting.read_patience_ns()
+            if patience_ns > 0 and self.waiting.n_taken >= self._n_threads:
+                self._wake.wait(patience_ns / NS_PER_S)
                 continue
             try:
                 found = self.waiting.take()
@@ -260,7 +266,7 @@ class Sender:
         labels = {"exporter": self._name}
         host.meter.gauge(QUEUE_CAPACITY).set(self._queue.queue_size, **labels)
         host.meter.gauge(QUEUE_SIZE).watch(lambda: len(threads.waiting), **labels)
-        threads.start()
+        threads.start(host.clock)
         host.offer(DeliveryView, self)
         host.offer(RefusalView, self)
 

@@ -23,6 +23,7 @@ from ingero.fleet.component import BatchStorage, BatchStore, Host, parse_id
 from ingero.fleet.consumer import Batch
 from ingero.otlp.codec import decode_protobuf, encode_protobuf
 from ingero.otlp.names import Signal
+from ingero.telemetry.clock import Clock
 
 _HEAD: Final = struct.Struct("<BQ")
 _SIGNALS: Final = (Signal.METRICS, Signal.LOGS, Signal.TRACES)
@@ -47,12 +48,21 @@ class WaitingBatches(ABC):
     Attributes:
         lock: Of the queue.
         on_change: Called with the lock held when a batch came or was settled: the running exporter's.
+        read_patience_ns: How long the running exporter still waits for what those before it have under way; below 0
+            when it does no longer.
     """
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
         self.on_change: Callable[[], None] = lambda: None
+        self.read_patience_ns: Callable[[], int] = lambda: 0
         self._taken: set[WaitingBatch] = set()
+
+    def take_over(self, on_change: Callable[[], None], clock: Clock, patience_ns: int) -> None:
+        """An exporter begins; it waits for what those before it have under way, but only for ``patience_ns``."""
+        until_ns = clock.mono_ns() + patience_ns
+        self.on_change = on_change
+        self.read_patience_ns = lambda: until_ns - clock.mono_ns()
 
     @property
     def n_taken(self) -> int:
