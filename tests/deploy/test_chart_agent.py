@@ -150,6 +150,7 @@ def test_prometheus_scrapes_the_agents_pod_by_the_names_that_the_dashboards_ask_
         ("fleet-push", {"endpoint": "fleet"}, [4317, 4318, 8080, 80]),
         ("fleet-push", {"endpoint": "fleet", "insecure": False}, [4317, 4318, 8080, 443]),
         ("fleet-push", {"endpoint": "fleet", "tls": {"secretName": "t"}}, [4317, 4318, 8080, 443]),
+        ("fleet-push", {"endpoint": "fleet:5318", "thresholdUrl": None}, [4317, 4318, 8080, 5318]),
         ("fleet-push", {"endpoint": "f-0:5318, [fd00::1]:6318"}, [4317, 4318, 8080, 5318, 6318]),
         (
             "fleet-push",
@@ -164,7 +165,7 @@ def test_the_agent_is_let_out_to_the_ports_of_its_fleet(mode, push, ports):
     assert [one["port"] for rule in egress for one in rule["ports"]] == [53, 53, *ports]
     if mode == "fleet-push":
         is_insecure = push.get("insecure", True) and "tls" not in push
-        addresses = f"{push['endpoint']},{push.get('thresholdUrl', '')}".split(",")
+        addresses = f"{push['endpoint']},{push.get('thresholdUrl') or ''}".split(",")
         asked = {
             parse_endpoint(one, is_insecure=is_insecure, option="").target.rpartition(":")[2]
             for one in addresses
@@ -177,3 +178,11 @@ def test_an_agent_that_may_push_nowhere_may_still_ask_for_names():
     objects = render("ingero", networkPolicy={"fleetPorts": []})
     (rule,) = find(objects, "NetworkPolicy")["spec"]["egress"]
     assert {one["port"] for one in rule["ports"]} == {53}
+
+
+@pytest.mark.parametrize("mode", ["trace", "fleet-push"])
+def test_an_agent_whose_ports_are_null_may_push_anywhere(mode):
+    push = {"clusterID": "c", "endpoint": "fleet:4318"}
+    objects = render("ingero", mode=mode, fleetPush=push, networkPolicy={"fleetPorts": None})
+    (_, anywhere) = find(objects, "NetworkPolicy")["spec"]["egress"]
+    assert anywhere == {}

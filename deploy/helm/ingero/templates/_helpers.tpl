@@ -44,7 +44,7 @@ by spaces. An address without a port has that of its scheme. */ -}}
 {{- range .Values.networkPolicy.fleetPorts -}}{{- $ports = append $ports (toString (int .)) -}}{{- end -}}
 {{- if eq .Values.mode "fleet-push" -}}
 {{- $scheme := ternary "http" "https" (and $push.insecure (not $push.tls.secretName)) -}}
-{{- range append (splitList "," $push.endpoint) $push.thresholdUrl -}}
+{{- range append (splitList "," ($push.endpoint | default "")) ($push.thresholdUrl | default "") -}}
 {{- $address := trim . -}}
 {{- if $address -}}
 {{- if not (contains "://" $address) -}}{{- $address = printf "%s://%s" $scheme $address -}}{{- end -}}
