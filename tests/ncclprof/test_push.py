@@ -91,6 +91,7 @@ def forge(rings):
         fcntl.flock(file, fcntl.LOCK_EX)
         file.write(header.tobytes() + row.tobytes() + bytes(RECORD.itemsize))
         files.extend((file, mmap.mmap(file.fileno(), 0)))
+        return row, lambda: os.pwrite(file.fileno(), row.tobytes(), HEADER.itemsize)
 
     yield make
     for file in files:
@@ -178,6 +179,22 @@ def test_a_place_without_sense_is_refused_once_and_the_others_are_told(
     else:
         assert told == {f"{0xCC:016x}"}
         assert pusher.count_outcomes().plugin_refused == 1
+
+
+def test_a_pause_of_the_job_does_not_hide_that_its_process_stands_soon_afterwards(
+    forge, pusher, clock, ear
+):
+    pusher.note_process(PID, 2)
+    place, write = forge({"comm": 0xDD, "entered": 1, "entry_ns": clock.mono_ns(), "n_ranks": 4})
+    for gap_s in (*[1] * 8, 600, 1):
+        look(pusher, clock, gap_s * NS_PER_S)
+        place["entered"] += 1
+        place["entry_ns"] = clock.mono_ns()
+        write()
+    pusher.push_due()
+    ear.exports.clear()
+    look(pusher, clock, 11 * NS_PER_S)
+    assert [(one.entered, one.still_ns) for one in ear.standings] == [(11, 11 * NS_PER_S)]
 
 
 def test_one_process_has_a_bounded_number_of_rings(forge, pusher, clock):

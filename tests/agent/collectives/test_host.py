@@ -433,6 +433,12 @@ def test_a_collective_of_gloo_that_has_not_returned_was_entered():
     tracker.note_inside(frames)
     place = tracker.positions(42)[f"{COMM ^ 0xF000:016x}"]
     assert (place.entered, place.left, place.entry_ns) == (2, 1, 5000)
+    for seq in range(2, 6):
+        frame["seq"], frame["entry_ns"] = seq, 1000 + 4000 * (seq - 1)
+        tracker.note_inside(frames)
+        take([gloo(1000 + 4000 * (seq - 1), seq, 300)], tracker=tracker)
+    place = tracker.positions(42)[f"{COMM ^ 0xF000:016x}"]
+    assert place.pace.period_ns == 4000, "the same operation is no second one"
 
 
 def test_a_collective_of_gloo_whose_size_is_not_known_has_none():

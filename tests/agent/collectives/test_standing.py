@@ -8,12 +8,20 @@ from tests.agent.collectives.traced_rank import PID, STEP_NS, Job, seqs
 from tests.support.holders import HOLDERS
 
 from ingero.agent.capture.discover.processes import is_stopped
-from ingero.agent.collectives.push import STILL_NS
+from ingero.agent.collectives.push import STILL_NS, STILL_PERIODS
 from ingero.fleet.processors.collectives.progress import FRESH_NS
 from ingero.model.collectives import UNKNOWN_NS, ClockKind
 from ingero.model.progress import Ending
 from ingero.testing.waiting import wait_until
 from ingero.units import NS_PER_MS, NS_PER_S
+
+
+def step_through(job, gaps_s):
+    """Operations with so many seconds after each."""
+    for gap_s in gaps_s:
+        job.enter()
+        job.leave(NS_PER_MS)
+        job.stand(gap_s)
 
 
 def test_rank_that_waits_in_a_collective_tells_what_it_entered_and_left(job):
@@ -103,6 +111,28 @@ def test_a_process_that_steps_slowly_stands_after_ten_periods_of_its_busiest_com
     assert job.ear.take()[1] == []
     job.stand(150)
     assert job.ear.take()[1]
+
+
+@pytest.mark.parametrize("n_before", [0, 1, 5, 60])
+@pytest.mark.parametrize("n_after", [0, 1, 8])
+def test_a_pause_of_the_job_does_not_hide_that_its_process_stands_soon_afterwards(
+    job, n_before, n_after
+):
+    """A checkpoint, or what is compiled after the first operation of a communicator."""
+    step_through(job, [1] * (n_before + 1))
+    job.clock.advance(600 * NS_PER_S)
+    step_through(job, [1] * n_after)
+    job.ear.take()
+    job.enter()
+    job.stand(STILL_PERIODS + 2)
+    assert job.ear.take()[1]
+
+
+def test_a_process_whose_steps_become_slower_soon_does_not_stand_any_more(job):
+    step_through(job, [1] * 60 + [20] * 6)
+    job.ear.take()
+    step_through(job, [20] * 10)
+    assert job.ear.take()[1] == []
 
 
 def test_ended_process_is_told_at_once_and_once(job):

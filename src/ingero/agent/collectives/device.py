@@ -25,6 +25,7 @@ import numpy.typing as npt
 
 from ingero.agent.collectives.host import ROW, SETTLE_NS, CommPosition, Finished, own_times
 from ingero.agent.collectives.newest import put_newest
+from ingero.agent.collectives.pace import Pace
 from ingero.agent.collectives.plugin_ring import RECORD, NcclRing, find_rings_of
 from ingero.model.arrays import BoolArray, IntArray, Records
 from ingero.model.collectives import COLLECTIVE_OP, MAX_SEQ, UNKNOWN_NS, ClockKind, CollectiveOp
@@ -369,10 +370,9 @@ def _note_positions(plugin: _PluginProcess, positions: Records) -> None:
             int(row["entry_ns"]),
         )
         before = plugin.positions.get(name)
-        period_ns = 0.0 if before is None else before.period_ns
-        if before is not None and entered > before.entered:
-            step_ns = (entry_ns - before.entry_ns) / (entered - before.entered)
-            period_ns = step_ns if not period_ns else 0.8 * period_ns + 0.2 * step_ns
+        pace = Pace() if before is None else before.pace
+        if before is not None:
+            pace.add(entry_ns - before.entry_ns, entered - before.entered)
         now[name] = CommPosition(
             int(row["rank"]),
             int(row["n_ranks"]),
@@ -380,7 +380,7 @@ def _note_positions(plugin: _PluginProcess, positions: Records) -> None:
             min(int(row["left"]), entered) or None,
             entry_ns,
             CollectiveOp(int(row["op"]) if row["op"] in _OPS else 0),
-            period_ns,
+            pace,
         )
     plugin.positions = now
 

@@ -31,6 +31,7 @@ import numpy as np
 
 from ingero.agent.capture.kernel.abi import Flag
 from ingero.agent.collectives.newest import put_newest
+from ingero.agent.collectives.pace import Pace
 from ingero.agent.collectives.stream_order import StreamOrder
 from ingero.agent.collectives.waits import EVERY_STREAM, WAIT, end_rows
 from ingero.model.arrays import IntArray, Records
@@ -139,7 +140,7 @@ class CommPosition:
         left: Last one that it is known to have left; None when none.
         entry_ns: When it entered the last one.
         op: What that was.
-        period_ns: Usual time between two entries; 0 until there were two.
+        pace: What usually lies between two entries.
     """
 
     comm_rank: int
@@ -148,7 +149,7 @@ class CommPosition:
     left: int | None
     entry_ns: int
     op: CollectiveOp
-    period_ns: float = 0.0
+    pace: Pace = field(default_factory=Pace)
 
 
 @dataclass(slots=True)
@@ -250,8 +251,10 @@ class CollectiveTracker:
             if frame["source"] == Source.GLOO:
                 comm_hash ^= self._jobs.get(pid, 0)
             position = self.positions(pid).get(f"{comm_hash:016x}")
-            if position is not None and int(frame["seq"]) > position.entered:
-                position.entered, position.entry_ns = int(frame["seq"]), int(frame["entry_ns"])
+            seq, entry_ns = int(frame["seq"]), int(frame["entry_ns"])
+            if position is not None and seq > position.entered:
+                position.pace.add(entry_ns - position.entry_ns, seq - position.entered)
+                position.entered, position.entry_ns = seq, entry_ns
 
     def add_calls(self, records: Records) -> None:
         """Take ``struct ig_call`` records, shape (n,): what waits for a stream, an event or a device."""
@@ -377,21 +380,18 @@ class CollectiveTracker:
             mine = rows[rows["comm_hash"] == comm_hash]
             last, name = mine[-1], f"{int(comm_hash):016x}"
             before = known.positions.get(name)
-            entry_ns = int(last["entry_ns"])
-            period_ns = 0.0
+            entry_ns, entered = int(last["entry_ns"]), int(last["seq"])
+            pace = Pace() if before is None else before.pace
             if before is not None:
-                step_ns = (entry_ns - before.entry_ns) / len(mine)
-                period_ns = (
-                    step_ns if not before.period_ns else 0.8 * before.period_ns + 0.2 * step_ns
-                )
+                pace.add(entry_ns - before.entry_ns, entered - before.entered)
             position = CommPosition(
                 int(last["comm_rank"]),
                 int(last["n_ranks"]),
-                int(last["seq"]),
+                entered,
                 None if before is None else before.left,
                 entry_ns,
                 CollectiveOp(int(last["op"])),
-                period_ns,
+                pace,
             )
             put_newest(known.positions, name, position)
         if known.several:

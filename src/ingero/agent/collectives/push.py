@@ -422,6 +422,6 @@ def _is_still(positions: Collection[CommPosition], now_ns: int) -> bool:
     """Whether a process entered nothing for long; one communicator that is used once an hour does not hide it."""
     if not positions:
         return False
-    periods = [one.period_ns for one in positions if one.period_ns > 0]
+    periods = [one.pace.period_ns for one in positions if one.pace.period_ns > 0]
     still_ns = now_ns - max(one.entry_ns for one in positions)
     return still_ns > max(STILL_NS, STILL_PERIODS * min(periods, default=0.0))
