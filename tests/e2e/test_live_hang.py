@@ -61,6 +61,7 @@ def test_rank_that_never_arrived_is_named_on_the_command_line():
         assert said.startswith("nobody is named: 3 ranks in an operation, the longest for ")
         assert " s: 0-1, 3; " in said
         push(agents, build_progress([standing(rank, 7 * NS_PER_S) for rank in ranks], 1))
+        wait_until(lambda: agents.own("ingero_fleet_nccl_missing_ranks", cluster_id="job") == 1)
         told = hang("--fleet", url, "--cluster-id", "job", "--json")
         assert told.returncode == 0, told.stderr
         answer = json.loads(told.stdout)
@@ -70,7 +71,6 @@ def test_rank_that_never_arrived_is_named_on_the_command_line():
         assert answer["standing_s"] >= 7.0
         said = hang("--fleet", url, "--cluster-id", "job").stdout
         assert "rank 2 on node2 never arrived at operation 10" in said
-        wait_until(lambda: agents.own("ingero_fleet_nccl_missing_ranks", cluster_id="job") == 1)
         unknown = hang("--fleet", url, "--cluster-id", "other")
         assert unknown.returncode == 1
         assert "knows no live job" in unknown.stderr
